@@ -17,11 +17,10 @@ from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import StackWiseConfig
+from arb_ternary_progressive.config import PRECISIONS, ProgressivePhaseConfig
 from arb_ternary_progressive.growth import Stage, release
-from arb_ternary_progressive.growth_config import PRECISIONS
-from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.plan_config import plan_file
+from arb_ternary_progressive.stackwise import StackWiseConfig
 from arb_ternary_progressive.trainer import ProgressiveTrainer
 from arb_ternary_testing.component import make_choice
 from arb_ternary_text.models.config import DecoderConfig

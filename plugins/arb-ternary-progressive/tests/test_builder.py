@@ -259,14 +259,14 @@ def test_a_fault_leaves_the_rack_as_it_was() -> None:
         qlora_enabled=True, qlora_strategy="variable", qlora_configs={0: {"rank": 2, "alpha": 4}}
     )
     builder.append_stack()
-    before = builder.structure()
+    before = builder.build_rack().structure()
     with pytest.raises(ConfigError, match="no entry for stack 1"):
         builder.append_stack()
     with pytest.raises(UsageProblem, match="did you mean 'bfloat16'"):
         builder.append_stack(precision="bfloat61")  # type: ignore[arg-type]
     with pytest.raises(UsageProblem, match="greater than 0"):
         builder.append_stack(adapter={"rank": 0, "alpha": 1})
-    assert builder.structure() == before
+    assert builder.build_rack().structure() == before
 
 
 # --- what learns
@@ -446,10 +446,10 @@ def test_a_rack_of_another_model_and_a_builder_that_has_stacks_are_refused(tmp_p
 def test_a_structure_makes_the_same_rack_in_a_fresh_builder(tmp_path: Path) -> None:
     builder, _ = saved(tmp_path)
     builder.freeze_trunk()
-    structure = json.loads(json.dumps(builder.structure()))
+    structure = json.loads(json.dumps(builder.build_rack().structure()))
     fresh = builder_with(**OPTIONS)
-    fresh.restore(structure)
-    assert fresh.structure() == builder.structure()
+    fresh.build_rack().restore_structure(structure)
+    assert fresh.build_rack().structure() == builder.build_rack().structure()
     fresh.build_rack().load_state_dict(builder.build_rack().state_dict())
     assert torch.equal(fresh.build_rack()(tokens()), builder.build_rack()(tokens()))
 
@@ -459,7 +459,7 @@ def test_merging_gives_a_copy_without_adapters_that_computes_the_same() -> None:
     builder.append_stack()
     builder.append_stack(precision="nvfp4")
     train(builder.build_rack())
-    merged = builder.merge_adapters()
+    merged = builder.build_rack().merged()
     assert merged is not builder.build_rack()
     torch.testing.assert_close(
         merged(tokens()), builder.build_rack()(tokens()), rtol=1e-3, atol=1e-3
@@ -497,7 +497,7 @@ def test_a_builder_needs_to_know_the_model_once() -> None:
     for arguments, message in (
         ({}, "needs a config, or vocab_size and d_model"),
         ({"d_model": 32}, "needs a config, or vocab_size and d_model"),
-        ({"config": config_with(), "d_model": 32}, "d_model given beside a config"),
+        ({"config": config_with(), "d_model": 32}, "d_model given together with a config"),
         (
             {"config": config_with(), "building_mode": "insert"},
             "must be append or prepend, not 'insert'",

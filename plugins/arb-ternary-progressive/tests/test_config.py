@@ -204,7 +204,7 @@ def test_a_name_that_does_not_exist_cannot_be_assigned() -> None:
         ),
         (
             {"qlora_configs": {0: {"rank": 1, "alpha": 1}}},
-            "qlora_configs: has no effect with qlora_strategy simplified",
+            "qlora_configs: has no effect because 'qlora_strategy' is simplified",
         ),
         (
             {"stack_time_mapping": "custom"},
@@ -212,7 +212,7 @@ def test_a_name_that_does_not_exist_cannot_be_assigned() -> None:
         ),
         (
             {"custom_time_mapping": "module:f"},
-            "custom_time_mapping: has no effect with stack_time_mapping linear",
+            "custom_time_mapping: has no effect because 'stack_time_mapping' is linear",
         ),
     ],
 )

@@ -12,8 +12,7 @@ from arb_ternary.errors import ConfigError, DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_progressive import ProgressiveDataLoader, StackWiseConfig, TimeStepMasking
 from arb_ternary_progressive.activation_cache import ActivationCache
-from arb_ternary_progressive.masking_mlm import MlmMasking
-from arb_ternary_progressive.masking_progressive import ProgressiveMasking
+from arb_ternary_progressive.masking import MlmMasking, ProgressiveMasking
 from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_train.evaluate import masked_loss
 

@@ -84,7 +84,7 @@ def grown(config: StackWiseConfig, stacks: int = 2) -> ProgressiveRackBuilder:
 
 def structure(config: StackWiseConfig) -> Any:
     """What two stacks are made of."""
-    return grown(config).structure()
+    return grown(config).build_rack().structure()
 
 
 def shapes(config: StackWiseConfig) -> Any:

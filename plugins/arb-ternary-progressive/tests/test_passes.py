@@ -12,7 +12,12 @@ from torch.utils.data import DataLoader
 
 from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, Batches, BatchRequest, DataSource
-from arb_ternary_progressive.passes import LoaderBatches, LoaderSource, Passes, batches_in_a_pass
+from arb_ternary_progressive.loader_source import (
+    Epochs,
+    LoaderBatches,
+    LoaderSource,
+    batches_per_epoch,
+)
 
 ROWS = [
     {"input_ids": torch.arange(4) + number, "sample_ids": torch.tensor(number)}
@@ -82,7 +87,7 @@ def test_what_a_dataloader_says_of_targets_and_positions_goes_with_the_batch() -
 
 
 def test_the_next_epoch_is_that_of_the_next_pass() -> None:
-    passes = Passes([1, 2, 3])
+    passes = Epochs([1, 2, 3])
     assert passes.next_epoch == 0
     assert list(passes.start()) == [1, 2, 3]
     assert (passes.epoch, passes.next_epoch) == (0, 1)
@@ -100,12 +105,12 @@ class Unsized:
 
 
 def test_batches_are_counted_where_a_dataloader_does_not_say_how_many_it_has() -> None:
-    assert batches_in_a_pass(shuffled()) == 4
-    assert batches_in_a_pass(Unsized()) == 3
+    assert batches_per_epoch(shuffled()) == 4
+    assert batches_per_epoch(Unsized()) == 3
     with pytest.raises(UsageProblem, match="it is an iterator"):
-        batches_in_a_pass(iter(ROWS))
+        batches_per_epoch(iter(ROWS))
     with pytest.raises(DataError, match="gives no batch"):
-        batches_in_a_pass([])
+        batches_per_epoch([])
 
 
 def test_an_iterator_is_used_up_after_one_pass() -> None:

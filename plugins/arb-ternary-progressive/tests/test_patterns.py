@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from arb_ternary.errors import ConfigError
-from arb_ternary_progressive.config import ProgressiveConfig
-from arb_ternary_progressive.patterns import pattern_value, stack_rank_and_alpha
+from arb_ternary_progressive.config import pattern_value
+from arb_ternary_progressive.stackwise import ProgressiveConfig
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,13 @@ from arb_ternary_progressive.patterns import pattern_value, stack_rank_and_alpha
 )
 def test_a_pattern_gives_the_ranks_that_its_name_says(pattern: str, expected: list[int]) -> None:
     config = ProgressiveConfig(qlora_strategy="progressive", qlora_rank_pattern=pattern)  # type: ignore[arg-type]
-    ranks = [stack_rank_and_alpha(config, stack)[0] for stack in range(4)]
+    ranks = [config.adapter_size(stack)[0] for stack in range(4)]
     assert ranks == expected
     assert all(type(rank) is int for rank in ranks)
     alphas = ProgressiveConfig(
         qlora_strategy="progressive", qlora_alpha=16, qlora_alpha_pattern=pattern
     )  # type: ignore[arg-type]
-    assert [stack_rank_and_alpha(alphas, stack)[1] for stack in range(4)] == expected
+    assert [alphas.adapter_size(stack)[1] for stack in range(4)] == expected
 
 
 def test_a_falling_rank_ends_at_one() -> None:
@@ -35,12 +35,12 @@ def test_a_falling_rank_ends_at_one() -> None:
 
 def test_the_simple_strategy_is_the_same_for_all_and_has_no_patterns() -> None:
     config = ProgressiveConfig(qlora_rank=4, qlora_alpha=8, qlora_rank_pattern="increasing")
-    assert [stack_rank_and_alpha(config, stack) for stack in range(3)] == [(4, 8)] * 3
+    assert [config.adapter_size(stack) for stack in range(3)] == [(4, 8)] * 3
 
 
 def test_the_variable_strategy_takes_each_stack_s_own_and_names_the_stack_that_has_none() -> None:
     config = ProgressiveConfig(qlora_strategy="variable")
     config.qlora_configs = {0: {"rank": 8, "alpha": 16}, 1: {"rank": 16, "alpha": 32}}
-    assert [stack_rank_and_alpha(config, stack) for stack in range(2)] == [(8, 16), (16, 32)]
+    assert [config.adapter_size(stack) for stack in range(2)] == [(8, 16), (16, 32)]
     with pytest.raises(ConfigError, match="no entry for stack 2"):
-        stack_rank_and_alpha(config, 2)
+        config.adapter_size(2)

@@ -18,9 +18,9 @@ from torch import Tensor
 from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import ProgressiveConfig
 from arb_ternary_progressive.history import StackRecord
 from arb_ternary_progressive.rack import Rack
+from arb_ternary_progressive.stackwise import ProgressiveConfig
 from arb_ternary_testing import PhaseSuite
 from arb_ternary_testing.component import make_choice
 from arb_ternary_text.models.generate import generate
@@ -397,9 +397,7 @@ def test_the_history_has_one_entry_a_stack_and_the_loss_does_not_jump_at_a_birth
         tmp_path, {"steps_per_stack": 3, "lr": 0.001}, model=FLOAT, optimizer={"name": "adamw"}
     )
     records = read_metrics(run.metrics_file)
-    entries = [
-        StackRecord.from_json(_fields(record)) for record in records if record["event"] == "stack"
-    ]
+    entries = [StackRecord(**_fields(record)) for record in records if record["event"] == "stack"]
     assert [(entry.index, entry.stack_id, entry.position, entry.trunk) for entry in entries] == [
         (0, 0, 0, "none"),
         (1, 1, 1, "frozen"),
@@ -529,7 +527,6 @@ def test_a_run_continued_from_its_last_checkpoint_writes_no_stack_down_twice(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps_per_stack": 3, "epochs_per_stack": 1}, "no effect beside 'steps_per_stack'"),
         ({"target_stacks": 13}, "at most 'max_stacks'; 13"),
         ({"trunk_strategy": "qlora"}, "there are none"),
         ({"new_stack_precision": "nvfp4"}, "nvfp4 cannot learn"),
@@ -550,6 +547,7 @@ def test_options_that_contradict_each_other_are_errors(
     ("options", "parts", "message"),
     [
         ({"target_stacks": 1, "train_first": False}, {}, "nothing to train"),
+        ({"epochs_per_stack": 1}, {}, "no effect because 'steps_per_stack' says how long"),
         (
             {"time_interpretation": "input", "time_embedding_dim": 8, "time_sampling": "sample"},
             {},

@@ -18,8 +18,8 @@ from arb_ternary.protocols.data import MaskedBatch
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.growth import Stage, trunk_stream
-from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
+from arb_ternary_progressive.config import ProgressivePhaseConfig
+from arb_ternary_progressive.growth import Stage
 from arb_ternary_progressive.plan import StagePlan
 from arb_ternary_progressive.plan_config import plan_file
 from arb_ternary_train.audit import audit
@@ -107,7 +107,7 @@ def measured(path: Path) -> list[dict[str, int]]:
             builder.add_stack(n_blocks=options.blocks_per_stack)
         stage = Stage.enter(builder, options.trunk_strategy)
         optimizer = config.optimizer.build(collect_trainable(rack))
-        stream = trunk_stream(stage, cache, "float32")
+        stream = stage.trunk_stream(cache, "float32")
         for step in range(options.steps_per_stack or 0):
             optimizer.zero_grad()
             inputs: dict[str, Any] = {}

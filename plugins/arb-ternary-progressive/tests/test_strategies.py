@@ -12,16 +12,19 @@ from attrs import asdict, evolve
 
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, MaskContext
-from arb_ternary_progressive.config import ProgressiveConfig, StackWiseConfig
-from arb_ternary_progressive.masking import GrowthContext
+from arb_ternary_progressive.masking import (
+    GrowthContext,
+    MlmMasking,
+    ProgressiveMasking,
+    TimeStepMasking,
+    progressive_fraction,
+)
 from arb_ternary_progressive.masking_config import (
     MlmConfig,
     ProgressiveMaskingConfig,
     TimeStepConfig,
 )
-from arb_ternary_progressive.masking_mlm import MlmMasking
-from arb_ternary_progressive.masking_progressive import ProgressiveMasking, progressive_fraction
-from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
+from arb_ternary_progressive.stackwise import StackWiseConfig
 from arb_ternary_testing import MaskingSuite
 from arb_ternary_testing.component import make_choice
 
@@ -236,9 +239,8 @@ def test_depth_stands_for_time_where_there_is_none(mapping: Any) -> None:
 
 
 def test_depth_and_stack_agree_for_every_depth_of_the_rack() -> None:
-    config = ProgressiveConfig()
     for stacks in (2, 3, 5, 8, 11):
-        strategy = TimeStepMasking(config, final_depth=stacks)
+        strategy = TimeStepMasking(guide(), final_depth=stacks)
         for stack in range(stacks):
             by_depth = hidden_share(strategy, depth=stack / (stacks - 1))
             assert by_depth == strategy.fractions[strategy.get_time_step_for_stack(stack)]
@@ -361,7 +363,7 @@ def test_a_custom_mapping_is_given_the_most_stacks_whatever_a_run_grows_to() -> 
     progressive.num_time_steps = 8
     progressive.stack_time_mapping = "custom"
     progressive.custom_time_mapping = custom
-    assert depth_time(progressive, 1, 4) == (1, 1.5 / 8)
+    assert progressive.time_step(1, 4) == 1
     assert TimeStepMasking(config, final_depth=4).get_time_step_for_stack(2) == 2
     assert TimeStepMasking(config).get_time_step_for_stack(3, final_depth=5) == 3
     assert given == [(1, 9, 8), (2, 9, 8), (3, 9, 8)]
@@ -372,7 +374,7 @@ def test_the_final_depth_may_be_that_of_the_run() -> None:
     assert TimeStepMasking(guide()).get_time_step_for_stack(3) == 1
     with pytest.raises(UsageProblem, match="a rack of 4 stacks has no stack 4"):
         TimeStepMasking(guide(), final_depth=4).get_time_step_for_stack(4)
-    assert depth_time(guide().training.progressive, 3, 4) == (7, 7.5 / 8)
+    assert guide().training.progressive.time_step(3, 4) == 7
 
 
 def test_with_time_as_input_masks_of_a_stack_have_a_drawn_time() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.errors import ConfigError, UsageProblem
+from arb_ternary_progressive.config import GrowthConfig
 from arb_ternary_progressive.time import (
     check_fractions,
     denoising_fractions,
@@ -21,6 +22,8 @@ from arb_ternary_progressive.time import (
     time_of_step,
     time_step_for_stack,
 )
+
+GROWTH = GrowthConfig()
 
 
 def late(stack_idx: int, max_stacks: int, num_time_steps: int) -> int:
@@ -105,9 +108,9 @@ def test_a_custom_mapping_is_a_function_or_its_name(monkeypatch: pytest.MonkeyPa
         ("math:pi", "custom_time_mapping: 'math:pi' is not a function"),
         (
             lambda i, n, t: t,
-            "custom_time_mapping: for stack 1 of 3 it gives 8, which is not a time step",
+            "custom_time_mapping: for stack 1 of 3 it returns 8, which is not a time step",
         ),
-        (lambda i, n, t: i / n, "custom_time_mapping: for stack 1 of 3 it gives 0.33"),
+        (lambda i, n, t: i / n, "custom_time_mapping: for stack 1 of 3 it returns 0.33"),
     ],
 )
 def test_a_custom_mapping_that_cannot_be_used_is_named(custom: object, message: str) -> None:
@@ -190,9 +193,19 @@ def test_shares_that_cannot_be_used_are_named(fractions: object, message: str) -
 
 
 def test_the_denoising_schedule_falls_to_nothing_hidden() -> None:
-    assert denoising_fractions(8) == (0.85, 0.75, 0.65, 0.55, 0.45, 0.35, 0.25, 0.15, 0.0)
-    assert denoising_fractions(2) == (0.85, 0.15, 0.0)
-    assert denoising_fractions(1) == (0.85, 0.0)
+    assert denoising_fractions(GROWTH, 8) == (
+        0.85,
+        0.75,
+        0.65,
+        0.55,
+        0.45,
+        0.35,
+        0.25,
+        0.15,
+        0.0,
+    )
+    assert denoising_fractions(GROWTH, 2) == (0.85, 0.15, 0.0)
+    assert denoising_fractions(GROWTH, 1) == (0.85, 0.0)
 
 
 def test_the_denoising_schedule_is_that_of_training_in_reverse() -> None:
@@ -200,9 +213,9 @@ def test_the_denoising_schedule_is_that_of_training_in_reverse() -> None:
         step_fractions(None, 8)[time_step_for_stack(i, final_depth=5, num_time_steps=8)]
         for i in range(5)
     ]
-    assert denoising_fractions(5) == (*reversed(trained), 0.0)
+    assert denoising_fractions(GROWTH, 5) == (*reversed(trained), 0.0)
 
 
 def test_a_schedule_that_hides_what_was_found_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"grows from 0.1 to 0.9 between stacks 0 and 1"):
-        denoising_fractions(2, fractions=[0.9, 0.1])
+        denoising_fractions(GROWTH, 2, fractions=[0.9, 0.1])

@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import (
+from arb_ternary_progressive.rack import Rack
+from arb_ternary_progressive.stackwise import (
     ModelConfig,
     ProgressiveConfig,
     StackWiseConfig,
     TrainingConfig,
 )
-from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.trainer import ProgressiveTrainer, StepNumbers
 from arb_ternary_train.checkpoint import CheckpointStore
 

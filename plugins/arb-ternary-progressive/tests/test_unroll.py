@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from arb_ternary.cli.main import main
 from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import (
+from arb_ternary_progressive.rack import Rack
+from arb_ternary_progressive.stackwise import (
     ModelConfig,
     ProgressiveConfig,
     StackWiseConfig,
     TrainingConfig,
 )
-from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.unroll import unrolled
 
 VOCABULARY = 12

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.activation_cache import ActivationCache as ActivationCache
     from arb_ternary_progressive.adapters import AdapterSpec as AdapterSpec
     from arb_ternary_progressive.builder import ProgressiveRackBuilder as ProgressiveRackBuilder
-    from arb_ternary_progressive.config import ModelConfig as ModelConfig
-    from arb_ternary_progressive.config import ProgressiveConfig as ProgressiveConfig
-    from arb_ternary_progressive.config import StackWiseConfig as StackWiseConfig
-    from arb_ternary_progressive.config import TrainingConfig as TrainingConfig
     from arb_ternary_progressive.dataloader import ProgressiveDataLoader as ProgressiveDataLoader
-    from arb_ternary_progressive.masking_mlm import MlmMasking as MlmMasking
-    from arb_ternary_progressive.masking_progressive import ProgressiveMasking as ProgressiveMasking
-    from arb_ternary_progressive.masking_time_step import TimeStepMasking as TimeStepMasking
+    from arb_ternary_progressive.masking import MlmMasking as MlmMasking
+    from arb_ternary_progressive.masking import ProgressiveMasking as ProgressiveMasking
+    from arb_ternary_progressive.masking import TimeStepMasking as TimeStepMasking
     from arb_ternary_progressive.rack import Rack as Rack
     from arb_ternary_progressive.racks import DecoderRack as DecoderRack
     from arb_ternary_progressive.stack import Stack as Stack
     from arb_ternary_progressive.stack import create_stack_from_config as create_stack_from_config
+    from arb_ternary_progressive.stackwise import ModelConfig as ModelConfig
+    from arb_ternary_progressive.stackwise import ProgressiveConfig as ProgressiveConfig
+    from arb_ternary_progressive.stackwise import StackWiseConfig as StackWiseConfig
+    from arb_ternary_progressive.stackwise import TrainingConfig as TrainingConfig
     from arb_ternary_progressive.time_embedding import TimeEmbedding as TimeEmbedding
     from arb_ternary_progressive.trainer import ProgressiveTrainer as ProgressiveTrainer
 
@@ -34,14 +34,12 @@ _LAZY = {
     "activation_cache": ("ActivationCache",),
     "adapters": ("AdapterSpec",),
     "builder": ("ProgressiveRackBuilder",),
-    "config": ("ModelConfig", "ProgressiveConfig", "StackWiseConfig", "TrainingConfig"),
     "dataloader": ("ProgressiveDataLoader",),
-    "masking_mlm": ("MlmMasking",),
-    "masking_progressive": ("ProgressiveMasking",),
-    "masking_time_step": ("TimeStepMasking",),
+    "masking": ("MlmMasking", "ProgressiveMasking", "TimeStepMasking"),
     "rack": ("Rack",),
     "racks": ("DecoderRack",),
     "stack": ("Stack", "create_stack_from_config"),
+    "stackwise": ("ModelConfig", "ProgressiveConfig", "StackWiseConfig", "TrainingConfig"),
     "time_embedding": ("TimeEmbedding",),
     "trainer": ("ProgressiveTrainer",),
 }

@@ -18,7 +18,8 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_progressive.cache_disk import DiskStore
 from arb_ternary_progressive.cache_store import CacheKey, MemoryStore, Store
-from arb_ternary_progressive.hidden_codec import CacheDtype, HiddenCodec
+from arb_ternary_progressive.config import CacheDtype
+from arb_ternary_progressive.hidden_codec import HiddenCodec
 
 #: 1 GiB.
 DEFAULT_BUDGET = 1 << 30

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import GroupSize
-from arb_ternary_progressive.growth_config import AdapterDtype
+from arb_ternary_progressive.config import AdapterDtype
 from arb_ternary_progressive.precision import (
     Linear,
     NVFP4Linear,

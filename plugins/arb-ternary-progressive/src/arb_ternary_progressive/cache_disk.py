@@ -25,7 +25,7 @@ from torch import Tensor
 
 from arb_ternary.errors import ArbError, UsageProblem
 from arb_ternary_progressive.cache_store import CacheKey, Store
-from arb_ternary_progressive.hidden_codec import CacheDtype
+from arb_ternary_progressive.config import CacheDtype
 from arb_ternary_train.directory import locked
 
 # : Format mark, serial number (0 = empty), sample id, version of the trunk, digest of the inputs,

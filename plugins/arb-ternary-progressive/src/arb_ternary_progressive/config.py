@@ -1,261 +1,672 @@
-"""The config of progressive training in Python: model, training, and the section
-``training.progressive``.
+"""Options of growing a model: of the phase ``progressive``, and of the guide's config.
 
-Unlike the configs of runs these can be changed after they were made, option by option; every
-assignment is checked as the file was. What options say of each other is checked by
-:meth:`StackWiseConfig.validate`, which whoever uses the config calls.
+:class:`GrowthConfig` declares the options that both have; the guide's config is in
+``stackwise``. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+# ruff: noqa: RUF009  # loop_option makes attrs fields
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import attrs
-from attrs import define
-from attrs.validators import optional
+from attrs import define, frozen
+from attrs.validators import instance_of, optional
 
-from arb_ternary.config.errors import Fault, raise_faults
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.loading import load_as
-from arb_ternary.config.options import Rule, one_of, option
+from arb_ternary.config.choice import Choice
+from arb_ternary.config.options import Condition, Rule, one_of, option, unless, when
 from arb_ternary.errors import ConfigError
-from arb_ternary_progressive.growth_config import (
-    PRECISIONS,
-    GrowthConfig,
-    Precision,
-    above_zero,
-    at_least_one,
-    boolean,
-)
+from arb_ternary.optim.protocol import Planned
+from arb_ternary.specs import PolicySpec, TrainedPart
+from arb_ternary_progressive.time import TimeMapping, time_step_for_stack
+from arb_ternary_text.models.config import DecoderConfig, FloatPart
+from arb_ternary_train.options import AmpName, LoopOptions, loop_option, validate_loop_options
+from arb_ternary_train.schedules import SCHEDULES, ScheduleName
 
 if TYPE_CHECKING:
-    from arb_ternary_text.models.config import DecoderConfig
+    from arb_ternary_train.config import RunConfig
 
-_natural = Rule(
-    "a whole number of at least 0", lambda value: type(value) is int and value >= 0, {"minimum": 0}
+Precision: TypeAlias = Literal["full", "half", "bfloat16", "nvfp4", "ternary", "qlora"]
+Base: TypeAlias = Literal["nvfp4", "ternary"]
+AdapterDtype: TypeAlias = Literal["float32", "bfloat16", "float16", "ternary"]
+Pattern: TypeAlias = Literal["constant", "increasing", "decreasing", "linear"]
+AdapterStrategy: TypeAlias = Literal["simplified", "progressive", "variable"]
+TrunkStrategy: TypeAlias = Literal["frozen", "qlora"]
+BuildingMode: TypeAlias = Literal["append", "prepend"]
+CacheDtype: TypeAlias = Literal["float32", "bfloat16", "int8"]
+TimeInterpretation: TypeAlias = Literal["input", "depth"]
+TimeEncoding: TypeAlias = Literal["sinusoidal", "learned"]
+TimeSampling: TypeAlias = Literal["batch", "sample"]
+
+#: Formats that a stack can be stored in.
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+#: Added by the pattern ``linear`` per stack.
+LINEAR_STEP: Final = 8
+
+at_least_one = Rule(
+    "a whole number of at least 1", lambda value: type(value) is int and value >= 1, {"minimum": 1}
+)
+above_zero = Rule(
+    "a number greater than 0",
+    lambda value: type(value) in (int, float) and 0 < value < float("inf"),
+    {"exclusiveMinimum": 0},
+)
+boolean = instance_of(bool)
+
+
+def among(literal: Any) -> Rule:
+    """Return the rule that a value is one of those of a ``Literal`` type.
+
+    Files are checked by the type alone; the rule checks what Python code assigns.
+    """
+    return one_of(*get_args(literal))
+
+
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def _names_function(value: Any) -> bool:
+    return callable(value) or (isinstance(value, str) and _TARGET.fullmatch(value) is not None)
+
+
+_is_function = Rule(
+    "a function, or its name as module:function",
+    _names_function,
+    {"type": "string", "pattern": f"^(?:{_TARGET.pattern})$"},
 )
 
 
-def _is_fractions(_instance: Any, attribute: Any, value: Any) -> None:
-    if value is None:
-        return
-    from arb_ternary_progressive.time import check_fractions
-
-    try:
-        check_fractions(value)
-    except ValueError as error:
-        raise ValueError(f"'{attribute.name}' {error}") from error
+# --- when options take effect
 
 
-@define(kw_only=True)
-class ProgressiveConfig(GrowthConfig):
-    """The section ``training.progressive``: how a rack grows, and what a config of ``arb train``
-    says elsewhere.
+def _of_planned_stacks(holds: Callable[[Any], bool], reason: str) -> Condition:
+    """Return a condition on the stacks that a phase makes.
+
+    Outside a run it always holds: a builder may be asked for stacks of another precision, with
+    other adapters or at another end than the config says.
     """
+    return Condition(lambda options, run, plan: run is None or holds(options), reason)
 
-    new_stack_precision: Precision = option(
-        "full",
-        "what a new stack is stored in: full (float32), half (float16), bfloat16, nvfp4 (4 bits, "
-        "frozen), ternary, qlora (frozen 4-bit or ternary base with adapters)",
-        validator=one_of(*PRECISIONS),
-    )
-    blocks_per_stack: int = option(4, "blocks of a new stack", validator=at_least_one)
-    training_objective: Literal["mlm", "clm", "custom"] = option(
-        "mlm",
-        "what is predicted: hidden tokens, the next token, or the targets in the batch",
-        validator=one_of("mlm", "clm", "custom"),
-    )
-    time_step_fractions: list[float] | dict[int, float] | None = option(
-        None,
-        "share of tokens hidden at each time step; null = .15 to .85 evenly",
-        validator=_is_fractions,
-    )
-    mask_token_id: int | None = option(
-        None,
-        "what stands for a hidden token; null = the last id of the vocabulary",
-        validator=optional(_natural),
-    )
-    seed: int = option(0, "seed of new stacks, masks and times", validator=_natural)
+
+def _differs_from_linear(options: Any) -> bool:
+    if options.stack_time_mapping != "exponential":
+        return True
+
+    def steps(mapping: TimeMapping) -> list[int]:
+        count = options.target_stacks
+        return [
+            time_step_for_stack(
+                stack, final_depth=count, num_time_steps=options.num_time_steps, mapping=mapping
+            )
+            for stack in range(count)
+        ]
+
+    return steps("linear") != steps("exponential")
+
+
+_grows = when("enabled", reason="all stacks are trained together ('enabled' is false)")
+_cacheable = (
+    _grows,
+    unless(
+        "trunk_strategy",
+        "qlora",
+        reason="the trunk changes with every step ('trunk_strategy' is qlora)",
+    ),
+    _of_planned_stacks(
+        lambda options: options.building_mode == "append",
+        "the trunk runs on what the new stack makes ('building_mode' is prepend)",
+    ),
+)
+_caches = (*_cacheable, when("cache_activations"))
+_stack_adapters = _of_planned_stacks(
+    lambda options: options.has_stack_adapters, "no stack is made with an adapter"
+)
+_any_adapters = _of_planned_stacks(
+    lambda options: options.has_stack_adapters or options.progressive_qlora,
+    "no stack gets an adapter",
+)
+_same_size_rule = (unless("qlora_strategy", "variable"), _stack_adapters)
+_pattern_rule = (when("qlora_strategy", "progressive"), _stack_adapters)
+_second_adapters = when("progressive_qlora")
+_time_is_input = when(
+    "time_interpretation",
+    "input",
+    reason="time is the place of a stack ('time_interpretation': depth)",
+)
+_time_is_depth = _of_planned_stacks(
+    lambda options: options.time_interpretation == "depth",
+    "time is an input ('time_interpretation': input)",
+)
+#: For the number of passes over the data for each stack, beside its number of steps.
+counts_epochs: Final = when(
+    "steps_per_stack", None, reason="'steps_per_stack' says how long a stack is trained"
+)
+
+
+# --- options
 
 
 @define(kw_only=True)
-class ModelConfig:
-    """The parts of the model that every stack shares: the section ``model``."""
+class AdapterOptions:
+    """Rank and alpha of the adapters of one stack."""
 
-    vocab_size: int = option(
-        256, "token ids, the one that stands for a hidden token included", validator=at_least_one
+    rank: int = option(help="features between the two matrices", validator=at_least_one)
+    alpha: float = option(
+        help="the adapter's output is scaled by alpha / rank", validator=above_zero
     )
-    d_model: int = option(256, "features of the residual stream", validator=at_least_one)
-    d_ff: int | None = option(
+
+
+def _adapter_options(value: Any) -> Any:
+    """Convert the entries of ``qlora_configs``, which may be plain mappings in Python."""
+    if not isinstance(value, Mapping):
+        return value
+    converted = {}
+    for stack, entry in value.items():
+        if type(stack) is not int or stack < 0:
+            raise ValueError(f"'qlora_configs' has the stack {stack!r}; stacks are numbered from 0")
+        if isinstance(entry, Mapping) and set(entry) != {"rank", "alpha"}:
+            raise ValueError(
+                f"'qlora_configs' must have the keys rank and alpha for stack {stack}, not "
+                f"{', '.join(map(str, entry)) or 'none'}"
+            )
+        converted[stack] = AdapterOptions(**entry) if isinstance(entry, Mapping) else entry
+    return converted
+
+
+@define(kw_only=True)
+class GrowthConfig:
+    """How a model grows: options of the phase ``progressive`` and of ``training.progressive``."""
+
+    enabled: bool = option(
+        True,
+        "false = all stacks are made at once and trained end to end, for as many steps",
+        validator=boolean,
+    )
+
+    # --- stacks and trunk
+    trunk_strategy: TrunkStrategy = option(
+        "frozen",
+        "what learns in the stacks of the trunk: nothing (frozen), or their adapters (qlora)",
+        validator=among(TrunkStrategy),
+        active_when=_grows,
+    )
+    new_stack_precision: Precision | None = option(
         None,
-        "hidden features of a feed-forward layer; null = as the activation asks",
+        "format of a new stack: full (float32), half (float16), bfloat16, nvfp4 (4 bits, frozen), "
+        "ternary, qlora (frozen 4-bit or ternary base with adapters); null = ternary or full, like "
+        "the linears of the model",
+        validator=optional(among(Precision)),
+    )
+    blocks_per_stack: int | None = option(
+        None,
+        "blocks of a new stack; null = as many as the first stack has",
         validator=optional(at_least_one),
     )
-    n_heads: int = option(4, "query heads", validator=at_least_one)
-    n_kv_heads: int | None = option(
-        None, "key and value heads; null = n_heads", validator=optional(at_least_one)
+    max_stacks: int = option(12, "most stacks of a rack", validator=at_least_one)
+    building_mode: BuildingMode = option(
+        "append",
+        "where a new stack goes: after the trunk or before it",
+        validator=among(BuildingMode),
     )
-    max_length: int = option(512, "context: longest sequence, in tokens", validator=at_least_one)
-    causal: bool | None = option(
+    zero_residual: bool = option(
+        True,
+        "a new stack starts as the identity, so that the loss does not jump",
+        validator=boolean,
+    )
+
+    # --- adapters
+    qlora_enabled: bool = option(False, "every stack is made with an adapter", validator=boolean)
+    qlora_rank: int = option(
+        16, "rank of a stack's adapter", validator=at_least_one, active_when=_same_size_rule
+    )
+    qlora_alpha: float = option(
+        32.0, "alpha of a stack's adapter", validator=above_zero, active_when=_same_size_rule
+    )
+    qlora_strategy: AdapterStrategy = option(
+        "simplified",
+        "rank and alpha of the stacks: the same for all, by the patterns, or from qlora_configs",
+        validator=among(AdapterStrategy),
+        active_when=_stack_adapters,
+    )
+    qlora_rank_pattern: Pattern = option(
+        "increasing",
+        "rank of stack i with strategy progressive: constant, increasing (rank 2^i), decreasing "
+        "(rank // 2^i, at least 1), linear (rank + 8 i)",
+        validator=among(Pattern),
+        active_when=_pattern_rule,
+    )
+    qlora_alpha_pattern: Pattern = option(
+        "constant",
+        "alpha of stack i with strategy progressive, like the rank",
+        validator=among(Pattern),
+        active_when=_pattern_rule,
+    )
+    qlora_configs: dict[int, AdapterOptions] | None = option(
         None,
-        "a position sees only itself and earlier ones; null = where the objective is clm",
-        validator=optional(boolean),
+        "rank and alpha by stack, with strategy variable",
+        converter=_adapter_options,
+        active_when=when("qlora_strategy", "variable"),
     )
-    activation: Literal["relu2", "swiglu"] = option(
-        "relu2", "feed-forward non-linearity", validator=one_of("relu2", "swiglu")
+    qlora_base: Base = option(
+        "nvfp4",
+        "the frozen base of a stack of precision qlora",
+        validator=among(Base),
+        active_when=_of_planned_stacks(
+            lambda options: options.new_stack_precision == "qlora", "no stack is of precision qlora"
+        ),
     )
-    rotary_base: float = option(
-        10000.0, "longest wavelength of the rotary embedding over 2 pi", validator=above_zero
+    progressive_qlora: bool = option(
+        False,
+        "every stack of the trunk gets a second adapter when a new stack is added",
+        validator=boolean,
     )
-    tie_embeddings: bool = option(False, "the head uses the embedding's weights", validator=boolean)
-    ends: Literal["full", "ternary"] | None = option(
+    progressive_qlora_rank: int = option(
+        8, "rank of the second adapter", validator=at_least_one, active_when=_second_adapters
+    )
+    progressive_qlora_alpha: float = option(
+        16.0, "alpha of the second adapter", validator=above_zero, active_when=_second_adapters
+    )
+    adapter_dtype: AdapterDtype = option(
+        "float32",
+        "number format of adapters",
+        validator=among(AdapterDtype),
+        active_when=_any_adapters,
+    )
+
+    # --- activation cache
+    cache_activations: bool = option(
+        True,
+        "keep the hidden states that a frozen trunk computes",
+        validator=boolean,
+        active_when=_cacheable,
+    )
+    cache_bytes: int = option(
+        1 << 30, "most bytes of the cache", validator=at_least_one, active_when=_caches
+    )
+    cache_folder: str | None = option(
+        None, "folder of the cache on disk; null = in memory", active_when=_caches
+    )
+    cache_dtype: CacheDtype = option(
+        "float32",
+        "number format of the hidden states that a frozen trunk passes to the new stack in "
+        "training, with the cache and without",
+        validator=among(CacheDtype),
+        active_when=_cacheable,
+    )
+
+    # --- time
+    time_interpretation: TimeInterpretation = option(
+        "depth",
+        "time is an input of the model, or the place of a stack",
+        validator=among(TimeInterpretation),
+    )
+    time_embedding_dim: int = option(
+        512,
+        "features of a time embedding, for time as input",
+        validator=at_least_one,
+        active_when=_time_is_input,
+    )
+    time_encoding_type: TimeEncoding = option(
+        "sinusoidal",
+        "how time is embedded, for time as input",
+        validator=among(TimeEncoding),
+        active_when=_time_is_input,
+    )
+    time_sampling: TimeSampling = option(
+        "batch",
+        "draw one time per batch or one per sample, for time as input",
+        validator=among(TimeSampling),
+        active_when=_time_is_input,
+    )
+    stack_time_mapping: TimeMapping = option(
+        "linear",
+        "the time step of a stack, for time as depth",
+        validator=among(TimeMapping),
+        active_when=(
+            _time_is_depth,
+            _of_planned_stacks(
+                _differs_from_linear, "every stack has the same time step as with linear"
+            ),
+        ),
+    )
+    custom_time_mapping: Any = option(
         None,
-        "what embedding and head are stored in; null = ternary where new stacks are ternary, else "
-        "full",
-        validator=optional(one_of("full", "ternary")),
+        "with stack_time_mapping custom: f(stack_idx, max_stacks, num_time_steps), or its name as "
+        "module:function",
+        validator=optional(_is_function),
+        active_when=(when("stack_time_mapping", "custom"), _time_is_depth),
     )
-    learned_norms: bool = option(
-        False, "pre-norms and the final norm have a learned gain", validator=boolean
+    time_per_stack: int = option(
+        100,
+        "time steps that a stack covers",
+        validator=at_least_one,
+        active_when=(when("stack_time_mapping", "time_per_stack"), _time_is_depth),
     )
-    sub_norms: bool = option(
-        True, "normalise also what enters the output and down projections", validator=boolean
-    )
-    group_size: Literal[32, 64, 128, 256, "row"] = option(
-        128,
-        "weights of a row that share an exponent in ternary linears",
-        validator=one_of(32, 64, 128, 256, "row"),
-    )
-    activations: Literal["int8", "float"] = option(
-        "float", "precision of what enters each linear", validator=one_of("int8", "float")
-    )
-    gradients: Literal["int8", "float"] = option(
-        "float",
-        "precision of the gradients that ternary modules multiply with",
-        validator=one_of("int8", "float"),
-    )
+    num_time_steps: int = option(8, "number of time steps", validator=at_least_one)
 
+    @property
+    def has_stack_adapters(self) -> bool:
+        """Whether new stacks are made with adapters."""
+        return self.qlora_enabled or self.new_stack_precision == "qlora"
 
-@define(kw_only=True)
-class TrainingConfig:
-    """The section ``training``."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each option that contradicts another, and what is wrong."""
+        has_any = self.has_stack_adapters or self.progressive_qlora
+        if self.trunk_strategy == "qlora" and not has_any:
+            yield (
+                "trunk_strategy",
+                "qlora trains the adapters of the trunk, and there are none; set qlora_enabled or "
+                "progressive_qlora to true",
+            )
+        if self.new_stack_precision == "nvfp4" and not self.qlora_enabled:
+            yield (
+                "new_stack_precision",
+                "nvfp4 cannot learn without adapters; use qlora, or set qlora_enabled to true",
+            )
+        variable = self.qlora_strategy == "variable"
+        if variable and self.has_stack_adapters and not self.qlora_configs:
+            yield (
+                "qlora_configs",
+                "qlora_strategy variable needs the rank and alpha of every stack",
+            )
+        if self.stack_time_mapping == "custom" and self.custom_time_mapping is None:
+            yield "custom_time_mapping", "stack_time_mapping custom needs a function"
+        sinusoidal = self.time_encoding_type == "sinusoidal"
+        if self.time_interpretation == "input" and sinusoidal and self.time_embedding_dim % 2:
+            yield (
+                "time_embedding_dim",
+                f"must be even for sinusoidal encoding, not {self.time_embedding_dim}",
+            )
 
-    progressive: ProgressiveConfig = option(help="how the rack grows", factory=ProgressiveConfig)
-    epochs_per_stack: int = option(1, "passes over the data for each stack", validator=at_least_one)
-    steps_per_stack: int | None = option(
-        None,
-        "optimizer steps for each stack, in place of whole passes; null = epochs_per_stack",
-        validator=optional(at_least_one),
-    )
-    lr: float = option(1e-3, "learning rate of float parameters", validator=above_zero)
-    rate: float = option(
-        0.1,
-        "rate of ternary modules: trits that a weight moves in a step whose gradient is one "
-        "standard deviation",
-        validator=above_zero,
-    )
-
-
-@define(kw_only=True)
-class StackWiseConfig:
-    """Model and training of a rack, from a file or from keywords."""
-
-    model: ModelConfig = option(help="what every stack shares", factory=ModelConfig)
-    training: TrainingConfig = option(help="how the rack is trained", factory=TrainingConfig)
-    _origins: dict[Any, Any] = attrs.field(init=False, factory=dict, repr=False, eq=False)
-    _source: str = attrs.field(init=False, default="", repr=False, eq=False)
-
-    @classmethod
-    def from_yaml(
-        cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()
-    ) -> StackWiseConfig:
-        """Read a YAML file; ``overrides`` are ``"path=value"`` each.
-
-        Raises:
-            ConfigError: the file or its content is wrong; every fault is listed with file and line.
-        """
-        from arb_ternary.plugins.registry import Registry
-
-        # This config names no components: no plugin need be loaded.
-        loaded = load_as(cls, path, overrides, registry=Registry({}))
-        loaded.config._origins = dict(loaded.origins)
-        loaded.config._source = loaded.source
-        return loaded.config
-
-    def validate(self) -> None:
-        """See that every option is right, by itself and beside the others, and does something.
-
-        A builder may be asked for any stacks, of other precisions and with other adapters than the
-        config says: what only such a stack would use is no fault.
-
-        Raises:
-            ConfigError: it is not; every fault is listed, with file and line where the config comes
-                from a file.
-        """
-        faults = []
-        sections: tuple[tuple[tuple[str, ...], Any], ...] = (
-            (("model",), self.model),
-            (("training",), self.training),
-            (("training", "progressive"), self.training.progressive),
-        )
-        for where, section in sections:
-            try:
-                attrs.validate(section)
-            except (ValueError, TypeError) as error:
-                faults.append(Fault(where, str(error.args[0])))
-        progressive = self.training.progressive
-        found = [*progressive.contradictions(), *progressive.always_idle()]
-        faults += [Fault(("training", "progressive", key), message) for key, message in found]
-        if self.training.steps_per_stack is not None:
-            reason = "'steps_per_stack' says how long a stack is trained"
-            idle = without_effect(self.training, reason, "epochs_per_stack")
-            faults += [Fault(("training", key), message) for key, message in idle]
-        if not faults:
-            try:
-                self.decoder_config()
-            except (ValueError, ConfigError) as error:
-                faults.append(Fault(("model",), str(error)))
-        if faults:
-            raise_faults(faults, self._origins, self._source)
-
-    def decoder_config(self, default_precision: Precision | None = None) -> DecoderConfig:
-        """What the decoder is made with. Its ``float_parts`` are those of the ends: a stack has its
-        own.
+    def time_step(self, stack: int, final_depth: int) -> int:
+        """Return the time step of stack ``stack``, in the order of building.
 
         Args:
-            default_precision: of new stacks, where it is not ``new_stack_precision``.
+            stack: index of the stack.
+            final_depth: stacks of the finished rack.
+
+        Raises:
+            UsageProblem: there is no such stack.
+            ConfigError: a custom mapping cannot be used.
+        """
+        return time_step_for_stack(
+            stack,
+            final_depth=final_depth,
+            num_time_steps=self.num_time_steps,
+            mapping=self.stack_time_mapping,
+            custom=self.custom_time_mapping,
+            time_per_stack=self.time_per_stack,
+            max_stacks=self.max_stacks,
+        )
+
+    def adapter_size(self, stack: int) -> tuple[int, float]:
+        """Return rank and alpha of the adapters that stack ``stack`` is made with.
+
+        Raises:
+            ConfigError: the strategy is ``variable`` and the stack has no entry.
+        """
+        if self.qlora_strategy == "simplified":
+            return self.qlora_rank, self.qlora_alpha
+        if self.qlora_strategy == "progressive":
+            rank = pattern_value(self.qlora_rank, self.qlora_rank_pattern, stack)
+            return int(rank), pattern_value(self.qlora_alpha, self.qlora_alpha_pattern, stack)
+        entry = (self.qlora_configs or {}).get(stack)
+        if entry is None:
+            raise ConfigError(
+                f"qlora_configs: there is no entry for stack {stack}",
+                "With qlora_strategy variable every stack needs its own rank and alpha.",
+            )
+        return entry.rank, entry.alpha
+
+
+def pattern_value(base: float, pattern: Pattern, stack: int) -> float:
+    """Return the value of stack ``stack`` (0, 1, ...) in a pattern that starts at ``base``.
+
+    ``increasing`` is ``base 2^i``, ``decreasing`` is ``base // 2^i`` (at least 1), ``linear`` is
+    ``base + 8 i``. Whole numbers stay whole.
+    """
+    if pattern == "increasing":
+        return base * (1 << stack)
+    if pattern == "decreasing":
+        return max(base // (1 << stack), 1)
+    if pattern == "linear":
+        return base + LINEAR_STEP * stack
+    return base
+
+
+def block_options(options: Any) -> DecoderConfig | None:
+    """Return the options of the blocks of a model.
+
+    They are ``options`` themselves for a decoder, and their ``decoder`` for other models; None if
+    the model has no such blocks.
+    """
+    found = options if isinstance(options, DecoderConfig) else getattr(options, "decoder", None)
+    return found if isinstance(found, DecoderConfig) else None
+
+
+@frozen(kw_only=True)
+class ProgressivePhaseConfig(GrowthConfig):
+    """Options of the phase ``progressive``: how the model grows and how each stack is trained."""
+
+    target_stacks: int = option(4, "stacks of the finished model", validator=at_least_one)
+    epochs_per_stack: int | None = option(
+        None,
+        "passes over the training text for each stack; null = 1, or steps_per_stack",
+        validator=optional(at_least_one),
+        active_when=counts_epochs,
+    )
+    steps_per_stack: int | None = option(
+        None,
+        "optimizer steps for each stack; null = epochs_per_stack",
+        validator=optional(at_least_one),
+    )
+    train_first: bool = option(
+        True, "train the stack that the model begins with; false = it is the trunk, unchanged"
+    )
+
+    batch_size: int = loop_option("batch_size")
+    block_size: int = loop_option("block_size")
+    lr: float | None = loop_option("lr")
+    min_lr: float | None = loop_option("min_lr")
+    min_rate: float = loop_option("min_rate")
+    warmup_steps: int = loop_option(
+        "warmup_steps", help="steps over which rates rise linearly to their peak, for each stack"
+    )
+    lr_schedule: ScheduleName = loop_option(
+        "lr_schedule",
+        help=f"how rates fall after the warm-up, for each stack: {', '.join(SCHEDULES[:-1])}; "
+        "none = rates are not set",
+    )
+    grad_clip: float | None = loop_option("grad_clip")
+    gradient_accumulation_steps: int = loop_option("gradient_accumulation_steps")
+    use_amp: bool = loop_option("use_amp")
+    amp_dtype: AmpName = loop_option("amp_dtype")
+    activation_checkpointing: bool = loop_option("activation_checkpointing")
+    activation_checkpoint_threshold: int | None = loop_option("activation_checkpoint_threshold")
+    num_workers: int = loop_option("num_workers")
+    pin_memory: bool = loop_option("pin_memory")
+    max_skipped: int = loop_option("max_skipped")
+    policy: Choice[PolicySpec] | None = loop_option("policy")
+
+    log_every: int = loop_option("log_every")
+    eval_every: int = loop_option("eval_every")
+    eval_batches: int | None = loop_option("eval_batches")
+
+    def __attrs_post_init__(self) -> None:
+        if self.target_stacks > self.max_stacks:
+            raise ValueError(
+                f"'target_stacks' must be at most 'max_stacks'; {self.target_stacks} is more than "
+                f"{self.max_stacks}"
+            )
+        for key, message in self.contradictions():
+            raise ValueError(f"'{key}': {message}")
+        if self.qlora_strategy == "variable" and self.qlora_configs:
+            first = 0 if self.qlora_enabled else 1
+            for stack in range(first, self.target_stacks):
+                if stack not in self.qlora_configs:
+                    raise ValueError(
+                        f"'qlora_configs' has no entry for stack {stack}, and qlora_strategy is "
+                        "variable"
+                    )
+        # The number of steps may depend on the data; the other options are checked now.
+        self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
+
+    def loop_options(self, steps: int) -> LoopOptions:
+        """Return the options of the training loop of one stack.
+
+        Args:
+            steps: optimizer steps of the loop.
 
         Raises:
             ValueError: options contradict each other.
         """
-        from arb_ternary_text.models.config import DecoderConfig
+        shared = {field.name for field in attrs.fields(ProgressivePhaseConfig)}
+        known = {field.name for field in attrs.fields(LoopOptions)}
+        return LoopOptions(steps=steps, **{name: getattr(self, name) for name in shared & known})
 
-        model = self.model
-        progressive = self.training.progressive
-        precision = (
-            progressive.new_stack_precision if default_precision is None else default_precision
+    @property
+    def steps_of_loop(self) -> int | None:
+        """See ``arb_ternary_train.capabilities.has_own_loops``."""
+        return self.steps_per_stack
+
+    @property
+    def trained_stacks(self) -> range:
+        """The stacks that are trained if the model begins with one, in the order of building."""
+        return range(0 if self.train_first else 1, self.target_stacks)
+
+    @property
+    def draws_sample_times(self) -> bool:
+        """Whether each sample has a time of its own."""
+        return self.time_interpretation == "input" and self.time_sampling == "sample"
+
+    # --- what the phase trains
+
+    def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
+        """Return the kinds of parts that the phase adds and trains.
+
+        See :func:`arb_ternary_train.capabilities.parts_added_by`. Without ``new_stack_precision`` a new
+        stack has the kinds that the model has already.
+        """
+        adapters: TrainedPart = "ternary" if self.adapter_dtype == "ternary" else "float"
+        found: set[TrainedPart] = set()
+        if self.qlora_enabled:
+            found.add(adapters)
+        if self.target_stacks == 1:
+            return frozenset(found)
+
+        precision = self.new_stack_precision
+        if precision == "qlora":
+            found.add(adapters)
+        elif precision == "ternary":
+            found.add("ternary")
+        elif precision in ("full", "half", "bfloat16"):
+            found.add("float")
+
+        # In a frozen trunk the second adapters learn only after the phase.
+        trunk_learns = self.trunk_strategy == "qlora" or not self.enabled
+        if self.progressive_qlora and (trunk_learns or followed):
+            found.add(adapters)
+        return frozenset(found)
+
+    def planned_in(self, run: RunConfig, planned: Planned) -> Planned:
+        """Return what the phase trains and leaves frozen in a model with the parts ``planned``."""
+        grown = self.added_parts(followed=False)
+        blocks = block_options(run.model.options)
+        if blocks is not None:
+            grown |= self._grown_kinds(blocks)
+        kinds = grown
+        if self.train_first or not self.enabled:
+            kinds |= planned.kinds
+
+        added_later = self.added_parts(followed=True) - grown
+        added = grown | added_later
+        return attrs.evolve(
+            planned,
+            kinds=kinds,
+            idle=(planned.kinds | added_later) - kinds,
+            matrices=planned.matrices or "float" in added,
+            exponents=planned.exponents or "ternary" in added,
         )
-        ends = model.ends or ("ternary" if precision == "ternary" else "full")
-        norms = ("norms",) if model.learned_norms else ()
-        return DecoderConfig(
-            width=model.d_model,
-            layers=1,
-            heads=model.n_heads,
-            kv_heads=model.n_kv_heads,
-            feed_forward=model.d_ff,
-            activation=model.activation,
-            causal=progressive.training_objective == "clm"
-            if model.causal is None
-            else model.causal,
-            rotary_base=model.rotary_base,
-            max_length=model.max_length,
-            tie_embeddings=model.tie_embeddings,
-            group_size=model.group_size,
-            activations=model.activations,
-            gradients=model.gradients,
-            float_parts=("embedding", "head", *norms) if ends == "full" else (),
-            learned_norms=model.learned_norms,
-            sub_norms=model.sub_norms,
-            zero_residual=progressive.zero_residual,
-        )
+
+    def _grown_kinds(self, model: DecoderConfig) -> set[TrainedPart]:
+        """Return the kinds that learn in new stacks without their adapters, and beside them."""
+        if self.target_stacks == 1:
+            return set()
+
+        def kind(part: FloatPart) -> TrainedPart:
+            return "float" if part in model.float_parts else "ternary"
+
+        precision = self.new_stack_precision
+        if precision is None:
+            precision = "ternary" if kind("linears") == "ternary" else "full"
+        found: set[TrainedPart] = set()
+        if precision == "ternary":
+            found |= {"ternary", kind("norms")}
+        elif precision not in ("nvfp4", "qlora"):
+            found.add("float")
+        if model.float_vectors and precision not in ("nvfp4", "qlora"):
+            found.add("float")
+
+        # The end of the model on the new stack's side learns with it.
+        appends = self.building_mode == "append"
+        if appends and (model.learned_norms or "norms" in model.float_parts):
+            found.add(kind("norms"))
+        if not model.tied:
+            found.add(kind("head" if appends else "embedding"))
+        return found
+
+    # --- the run around it
+
+    def unsupported_when_distributed(self) -> Iterator[tuple[str, str]]:
+        """Yield each option that several processes cannot use, and why."""
+        if self.cache_folder is not None:
+            yield (
+                "cache_folder",
+                "several ranks would write to one folder; null = each caches in its memory",
+            )
+
+    def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """Yield the options that do not go with ``run``; see ``Planned``."""
+        yield from validate_loop_options(self, run, planned)
+        model = run.model
+        if isinstance(model.options, DecoderConfig) and type(model.options) is not DecoderConfig:
+            yield (
+                "",
+                f"stacks are made of the blocks of model decoder; model {model.name!r} has others",
+            )
+        yield from self._check_times(run)
+
+        growing = [each for each in run.phases if isinstance(each.options, ProgressivePhaseConfig)]
+        phases = [each.options for each in growing]
+        before = phases[: phases.index(self)]
+        there = max((each.target_stacks for each in before), default=1)
+        if there - int(self.train_first) >= self.target_stacks:
+            remedy = "ask for more stacks"
+            if there == 1:
+                remedy += ", or set train_first to true"
+            yield (
+                "target_stacks",
+                f"the model has {there} stacks already, so there is nothing to train; {remedy}",
+            )
+
+    def _check_times(self, run: RunConfig) -> Iterator[tuple[str, str]]:
+        """Yield the options of time that do not agree with those of the masking."""
+        from arb_ternary_progressive.masking_config import TimeStepConfig
+
+        masking = run.masking.options
+        by_time = isinstance(masking, TimeStepConfig)
+        if by_time and masking.num_time_steps != self.num_time_steps:
+            yield (
+                "num_time_steps",
+                f"{self.num_time_steps} time steps, and masking {run.masking.name!r} hides by "
+                f"{masking.num_time_steps}; give both the same number",
+            )
+        if self.draws_sample_times and not (by_time and masking.draws_sample_times):
+            yield (
+                "time_sampling",
+                f"a time per sample must come from the masking, and {run.masking.name!r} draws "
+                "none; use masking: {name: time_step, time_interpretation: input, time_sampling: "
+                "sample}, or batch",
+            )

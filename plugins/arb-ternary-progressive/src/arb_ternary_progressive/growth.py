@@ -1,23 +1,22 @@
-"""What learns while a rack grows, and in which order things happen when a stack arrives.
+"""What learns while a rack grows, and the order of events when a stack is added.
 
-What lies on the new stack's side of the trunk learns with it: final norm and head when it was
-appended, the embedding when it was prepended. What lies beyond the trunk belongs to the trunk and
+The end of the model on the new stack's side of the trunk learns with the new stack: final norm and
+head if it was appended, the embedding if it was prepended. The other end belongs to the trunk and
 is frozen. A table that embedding and head share belongs to the trunk. The first stack has no trunk:
 everything learns.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from attrs import frozen
-from torch import nn
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.activation_cache import ActivationCache
-from arb_ternary_progressive.hidden_codec import CacheDtype
+from arb_ternary_progressive.config import CacheDtype, TrunkStrategy
 from arb_ternary_progressive.history import Progress, StackRecord, Trunk
-from arb_ternary_progressive.stack import set_learning
+from arb_ternary_progressive.stack import Stack, set_learning
 from arb_ternary_progressive.trunk import TrunkStream
 
 if TYPE_CHECKING:
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Stage:
-    """The training of one stack: where it is, and what learns.
+    """The training of one stack: where the stack is, and what learns.
 
     Attributes:
         rack: the rack, the new stack included.
-        index: of the stack in the order of building.
-        position: of the stack in the order of computation.
+        index: index of the stack in the order of building.
+        position: place of the stack in the order of computation.
         trunk: ``none`` for the first stack, else the strategy.
     """
 
@@ -42,32 +41,33 @@ class Stage:
     trunk: Trunk
 
     @classmethod
-    def enter(cls, builder: ProgressiveRackBuilder, strategy: Literal["frozen", "qlora"]) -> Stage:
-        """Let learn what learns while the newest stack of ``builder`` is trained, and nothing else.
+    def enter(cls, builder: ProgressiveRackBuilder, strategy: TrunkStrategy) -> Stage:
+        """Prepare to train the newest stack of ``builder``: freeze everything that does not learn.
 
         Raises:
             UsageProblem: the new stack or, with ``qlora``, the trunk has nothing that could learn,
                 or the new stack lies in the middle of the rack.
         """
         rack = builder.build_rack()
-        stacks = rack.ordered_stacks
         newest = rack.newest
         position = rack.position(newest.stack_id)
-        last = len(stacks) - 1
+        last = len(rack.ordered_stacks) - 1
         if 0 < position < last:
             raise UsageProblem(
                 f"rack: its newest stack, {newest.stack_id}, lies between others; it must be at an "
-                f"end"
+                "end"
             )
+
         newest.set_learning("all")
-        first = len(stacks) == 1
+        first = last == 0
         appended = position == last
         for part in rack.input_end:
             set_learning(part, first or not appended)
-        for part in _output_end(rack):
+        for part in rack.output_end:
             set_learning(part, first or appended)
         if rack.config.tied:
             set_learning(rack.embedding, first)
+
         if first:
             return cls(rack, 0, 0, "none")
         if strategy == "frozen":
@@ -78,34 +78,42 @@ class Stage:
 
     @classmethod
     def whole(cls, rack: Rack) -> Stage:
-        """Let everything learn that can, in all stacks."""
+        """Prepare to train all stacks at once."""
         release(rack)
         return cls(rack, len(rack.ordered_stacks) - 1, rack.position(rack.newest.stack_id), "none")
 
+    @property
+    def stack(self) -> Stack:
+        """The stack in training."""
+        return self.rack.ordered_stacks[self.position]
+
     def record(self, progress: Progress, *, time_step: int | None, skipped: int) -> StackRecord:
-        """What became of the stack.
+        """Return the record of the stack.
 
         Args:
-            progress: of its training.
-            time_step: that it was trained at; None where time is an input.
+            progress: totals of its training.
+            time_step: time step that it was trained at; None if time is an input.
             skipped: micro-batches without a finite loss or gradient.
         """
-        stack = self.rack.ordered_stacks[self.position]
         return StackRecord(
-            stack_id=stack.stack_id,
+            stack_id=self.stack.stack_id,
             index=self.index,
             position=self.position,
-            blocks=len(stack.blocks),
-            precision=stack.precision,
+            blocks=len(self.stack.blocks),
+            precision=self.stack.precision,
             trunk=self.trunk,
             time_step=time_step,
+            steps=progress.steps,
+            tokens=progress.tokens,
+            first_loss=progress.first_loss,
+            last_loss=progress.last_loss,
+            mean_loss=progress.mean_loss,
             skipped=skipped,
-            **progress.numbers(),
         )
 
     @property
-    def streams(self) -> str:
-        """Why the trunk's hidden states cannot be cached; empty where they can."""
+    def uncacheable(self) -> str:
+        """The reason why the trunk's hidden states cannot be cached; empty if they can."""
         if self.trunk == "none":
             return "there is no trunk yet"
         if self.trunk == "qlora":
@@ -114,26 +122,20 @@ class Stage:
             return "the new stack lies below the trunk, which runs on what the new stack makes"
         return ""
 
+    def trunk_stream(self, cache: ActivationCache | None, dtype: CacheDtype) -> TrunkStream | None:
+        """Return the source of the trunk's hidden states.
 
-def trunk_stream(
-    stage: Stage, cache: ActivationCache | None, dtype: CacheDtype
-) -> TrunkStream | None:
-    """What hands the trunk's hidden states to the new stack; None where every batch runs through
-    the whole rack.
-    """
-    if stage.streams:
-        return None
-    return TrunkStream(stage.rack, stage.position, cache=cache, dtype=dtype)
+        It is None if every batch has to run through the whole rack.
+        """
+        if self.uncacheable:
+            return None
+        return TrunkStream(self.rack, self.position, cache=cache, dtype=dtype)
 
 
 def release(rack: Rack) -> None:
     """Let everything learn that can, as after the growth."""
-    for part in (*rack.input_end, *_output_end(rack)):
+    for part in (*rack.input_end, *rack.output_end):
         set_learning(part, True)
     for stack in rack.ordered_stacks:
         if stack.can_learn:
             stack.set_learning("all")
-
-
-def _output_end(rack: Rack) -> list[nn.Module]:
-    return [rack.final_norm, rack.head]

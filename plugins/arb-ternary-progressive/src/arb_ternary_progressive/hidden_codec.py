@@ -5,15 +5,15 @@ Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import UsageProblem, nearest
+from arb_ternary_progressive.config import CacheDtype
 
-CacheDtype = Literal["float32", "bfloat16", "int8"]
 CACHE_DTYPES: Final[tuple[CacheDtype, ...]] = get_args(CacheDtype)
 
 #: Bytes of one number.

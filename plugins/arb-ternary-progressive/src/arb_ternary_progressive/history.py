@@ -1,34 +1,32 @@
-"""What became of each stack: the history of a growing rack."""
+"""The history of a growing rack: a record of the training of each stack."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, frozen
 
-Trunk = Literal["none", "frozen", "qlora"]
+Trunk: TypeAlias = Literal["none", "frozen", "qlora"]
 
 
 @frozen(kw_only=True)
 class StackRecord:
-    """One stack's training. Nothing in it depends on the clock or on what a cache held.
+    """The training of one stack. Nothing in it depends on the clock or on the cache.
 
     Attributes:
-        stack_id: of the stack, which does not change when others are prepended.
-        index: in the order of building, from 0.
-        position: in the order of computation, when it was trained.
-        blocks: how many it has.
-        precision: what it is stored in.
-        trunk: what learned below or above it: ``none`` (there was no trunk), ``frozen`` or
-            ``qlora``.
-        time_step: the time step that it was trained at; None where time is an input.
+        stack_id: id of the stack, which does not change when others are prepended.
+        index: index of the stack in the order of building, from 0.
+        position: place of the stack in the order of computation, when it was trained.
+        blocks: number of blocks.
+        precision: format of its linears.
+        trunk: what learned in the trunk: ``none`` (there was no trunk), ``frozen`` or ``qlora``.
+        time_step: time step that it was trained at; None if time is an input.
         steps: optimizer steps.
         tokens: positions that counted in the losses.
-        first_loss: of its first step.
-        last_loss: of its last step.
-        mean_loss: over its steps.
-        skipped: micro-batches without a finite loss.
+        first_loss: loss of the first step.
+        last_loss: loss of the last step.
+        mean_loss: mean loss of all steps.
+        skipped: micro-batches without a finite loss or gradient.
     """
 
     stack_id: int
@@ -46,27 +44,22 @@ class StackRecord:
     skipped: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers and strings."""
+        """Return plain numbers and strings."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> StackRecord:
-        """What :meth:`to_json` gave."""
-        return cls(**state)
 
 
 @define
 class Progress:
-    """The running numbers of a stack in training."""
+    """Running totals of the stack in training."""
 
     steps: int = 0
     tokens: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
-    loss_sum: float = field(default=0.0)
+    loss_sum: float = 0.0
 
     def add(self, loss: float, tokens: int) -> None:
-        """One optimizer step has been taken."""
+        """Count one optimizer step."""
         self.steps += 1
         self.tokens += tokens
         self.last_loss = loss
@@ -76,24 +69,5 @@ class Progress:
 
     @property
     def mean_loss(self) -> float | None:
-        """Mean over the steps."""
+        """Mean loss of the steps so far; None before the first."""
         return self.loss_sum / self.steps if self.steps else None
-
-    def numbers(self) -> dict[str, Any]:
-        """The fields of a :class:`StackRecord` that are known from the steps."""
-        return {
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "first_loss": self.first_loss,
-            "last_loss": self.last_loss,
-            "mean_loss": self.mean_loss,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """What :meth:`state_dict` gave."""
-        return cls(**state)

@@ -1,11 +1,11 @@
-"""What a batch asks of the model: targets, and the positions that count.
+"""Training objectives: the targets of a batch, and the positions that count.
 
 Shapes: ``B`` samples, ``S`` positions.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, get_args
 
 import torch
 from attrs import frozen
@@ -14,25 +14,23 @@ from torch import Tensor
 from arb_ternary.errors import ConfigError, DataError, nearest
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_progressive.masking import HidingStrategy
+from arb_ternary_progressive.stackwise import Objective
 
-#: ``mlm``: hidden tokens. ``clm``: the token that follows. ``custom``: what the batch says.
-Objective: TypeAlias = Literal["mlm", "clm", "custom"]
-
-#: A target that does not count, by convention of torch's cross entropy.
+#: A target that does not count, by the convention of torch's cross entropy.
 IGNORED: Final = -100
 
 
 @frozen(eq=False)
 class ObjectiveBatch:
-    """A batch as an objective wants it.
+    """A batch with the targets of an objective.
 
     Attributes:
         inputs: int64 ``[B, S]``; only ``mlm`` hides tokens.
         masks: bool ``[B, S]``: the positions that the strategy chose.
         targets: int64 ``[B, S]``.
         loss_mask: bool ``[B, S]``: positions that count.
-        times: float32 ``[B]``, where the strategy has times.
-        clm_mask: for ``clm``, bool ``[B, S]``: every position but the last, whose next token is not
+        times: float32 ``[B]``; None if the strategy has no times.
+        clm_mask: bool ``[B, S]``, for ``clm``: every position but the last, whose next token is not
             in the batch.
     """
 
@@ -45,16 +43,12 @@ class ObjectiveBatch:
 
 
 def _check_objective(objective: str) -> Objective:
-    """``objective``, once it is known to be one.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    for known in get_args(Objective):
-        if objective == known:
-            found: Objective = known
-            return found
-    close = nearest(str(objective), get_args(Objective))
+    """Return ``objective``, or raise ConfigError if there is no such objective."""
+    known: tuple[Objective, ...] = get_args(Objective)
+    for each in known:
+        if objective == each:
+            return each
+    close = nearest(str(objective), known)
     raise ConfigError(
         f"training_objective: must be mlm, clm or custom, not {objective!r}",
         f"did you mean {close!r}?" if close else "",
@@ -64,10 +58,10 @@ def _check_objective(objective: str) -> Objective:
 class ObjectiveMasking:
     """Makes the targets of an objective at the positions that a strategy chooses.
 
-    Never more positions count than ``loss_mask`` among the extras of a batch allows.
+    A ``loss_mask`` among the extras of a batch limits the positions that count.
 
     Args:
-        strategy: chooses the positions, and hides them where the objective hides; None = every
+        strategy: chooses the positions, and hides them if the objective does; None = every
             position.
         objective: ``mlm``: the tokens themselves. ``clm``: ``targets[s] = tokens[s + 1]``; the last
             target repeats the last token and never counts. ``custom``: ``targets`` among the extras
@@ -89,58 +83,62 @@ class ObjectiveMasking:
     def prepare(
         self, batch: Batch, generator: torch.Generator, context: MaskContext
     ) -> ObjectiveBatch:
-        """``batch`` as the objective wants it.
+        """Return ``batch`` with the targets of the objective.
 
         Raises:
-            DataError: ``custom`` without targets, or targets beside an objective that makes its
-                own.
-            ConfigError: the objective is ``mlm``, and the strategy asks for other tokens than the
-                hidden ones.
+            DataError: ``custom`` without targets, or targets with an objective that makes its own.
+            ConfigError: the objective is ``mlm``, and the strategy has other targets than the
+                hidden tokens.
         """
         tokens_BS = batch.data[:, :-1]
-        given_BS = batch.extras.get("targets")
-        loss_mask_BS = batch.extras.get("loss_mask")
         inputs_BS, masks_BS, times_B = self._chosen(batch, generator, context)
-        allowed_BS = masks_BS if loss_mask_BS is None else masks_BS & loss_mask_BS
+        counted_BS = masks_BS
+        if "loss_mask" in batch.extras:
+            counted_BS = masks_BS & batch.extras["loss_mask"]
+        given_BS = batch.extras.get("targets")
+
         if self.objective == "custom":
             if given_BS is None:
                 raise DataError(
                     "batch: has no 'targets', and the objective custom takes them from the batch",
-                    "Give targets [B, S] beside input_ids, or train with the objective mlm or clm.",
+                    "Give targets [B, S] with input_ids, or train with the objective mlm or clm.",
                 )
-            counts_BS = given_BS != IGNORED
-            targets_BS = given_BS.masked_fill(~counts_BS, 0)
-            return ObjectiveBatch(inputs_BS, masks_BS, targets_BS, allowed_BS & counts_BS, times_B)
+            valid_BS = given_BS != IGNORED
+            targets_BS = given_BS.masked_fill(~valid_BS, 0)
+            return ObjectiveBatch(inputs_BS, masks_BS, targets_BS, counted_BS & valid_BS, times_B)
+
         if given_BS is not None:
             raise DataError(
                 f"batch: has 'targets', and the objective {self.objective} makes its own",
                 "Set training_objective: custom, or leave targets out.",
             )
         if self.objective == "mlm":
-            return ObjectiveBatch(inputs_BS, masks_BS, tokens_BS.clone(), allowed_BS, times_B)
-        following_BS = torch.cat((tokens_BS[:, 1:], tokens_BS[:, -1:]), dim=1)
+            return ObjectiveBatch(inputs_BS, masks_BS, tokens_BS.clone(), counted_BS, times_B)
+        next_BS = torch.cat((tokens_BS[:, 1:], tokens_BS[:, -1:]), dim=1)
         clm_mask_BS = torch.ones_like(masks_BS)
         clm_mask_BS[:, -1] = False
         return ObjectiveBatch(
-            inputs_BS, masks_BS, following_BS, allowed_BS & clm_mask_BS, times_B, clm_mask_BS
+            inputs_BS, masks_BS, next_BS, counted_BS & clm_mask_BS, times_B, clm_mask_BS
         )
 
     def _chosen(
         self, batch: Batch, generator: torch.Generator, context: MaskContext
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, hidden where the objective hides; the strategy's positions; and the times."""
+        """Return inputs (hidden if the objective does so), chosen positions and times."""
         tokens_BS = batch.data[:, :-1]
         strategy = self.strategy
         if strategy is None:
             return tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool), None
         if self.objective != "mlm" and isinstance(strategy, HidingStrategy):
-            return (tokens_BS, *strategy.choose(batch, generator, context))
+            masks_BS, times_B = strategy.choose(batch, generator, context)
+            return tokens_BS, masks_BS, times_B
+
         masked = strategy.apply(batch, generator, context)
         if self.objective != "mlm":
             return tokens_BS, masked.loss_mask, masked.times
         if not torch.equal(masked.targets[masked.loss_mask], tokens_BS[masked.loss_mask]):
             raise ConfigError(
-                f"training_objective: mlm asks for the hidden tokens, and "
+                "training_objective: mlm asks for the hidden tokens, and "
                 f"{type(strategy).__name__} for others",
                 "Use mlm, progressive or time_step masking, or the objective clm.",
             )

@@ -1,4 +1,4 @@
-"""The phase ``progressive``: a model grows stack by stack, each stack trained in turn."""
+"""The phase ``progressive``: a model grows stack by stack, and each stack is trained in turn."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary.protocols.runs import PhaseResult
-from arb_ternary_progressive.activation_cache import ActivationCache
+from arb_ternary_progressive.activation_cache import ActivationCache, CacheStats
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.growth import Stage, release, trunk_stream
+from arb_ternary_progressive.config import ProgressivePhaseConfig
+from arb_ternary_progressive.growth import Stage, release
 from arb_ternary_progressive.history import Progress, StackRecord
 from arb_ternary_progressive.masking import GrowthContext
-from arb_ternary_progressive.masking_time_step import depth_time
-from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
-from arb_ternary_progressive.time import depth_of, discrete_time
+from arb_ternary_progressive.time import depth_of, discrete_time, time_of_step
 from arb_ternary_progressive.trunk import TrunkStream
 from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_train.capabilities import reserved_ids
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 
 class _StackLoop(TrainingLoop):
-    """Trains one stack: masks at its depth and time, and starts from the trunk's hidden states
-    where it can.
+    """Trains one stack: masks at its depth and time, and starts from cached hidden states.
+
+    Attributes:
+        time_step: the time step of the stack; None if time is an input.
     """
 
     def __init__(
@@ -58,17 +60,17 @@ class _StackLoop(TrainingLoop):
         self.time_step: int | None = None
         self._time: float | None = None
         if config.time_interpretation == "depth":
-            self.time_step, self._time = depth_time(config, stage.index, config.target_stacks)
+            self.time_step = config.time_step(stage.index, config.target_stacks)
+            self._time = time_of_step(self.time_step, config.num_time_steps)
         super().__init__(context, options, key)
 
     def mask(self, batch: Batch) -> MaskedBatch:
-        """``batch`` masked at the stack's depth and time, or at a time drawn for this
-        micro-batch.
-        """
+        """Mask ``batch`` at the stack's depth and time, or at a time drawn for this micro-batch."""
         context = self.context
-        if self._config.time_interpretation == "input" and self._config.time_sampling == "batch":
+        config = self._config
+        if config.time_interpretation == "input" and config.time_sampling == "batch":
             drawn = torch.rand((), generator=self._generator("time"))
-            self._time = discrete_time(float(drawn), self._config.num_time_steps)
+            self._time = discrete_time(float(drawn), config.num_time_steps)
         mask_context = GrowthContext(
             step=self.step,
             seed=context.seed,
@@ -79,32 +81,27 @@ class _StackLoop(TrainingLoop):
         return context.masking.apply(batch, self._generator("mask"), mask_context)
 
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
-        """Logits ``[B, S, V]``; through the new stack alone where the trunk's hidden states are at
-        hand.
-        """
-        rack = self._stage.rack
-        stage = self._stage
+        """Return logits ``[B, S, V]``, through the new stack alone if the trunk's are cached."""
         time: Tensor | float | None = None
         if self._config.time_interpretation == "input":
-            time = self._time if self._config.time_sampling == "batch" else masked.times
-        if self._stream is None:
-            options: dict[str, Any] = {"time": time}
-        else:
+            time = masked.times if self._config.draws_sample_times else self._time
+        options: dict[str, Any] = {"time": time}
+        if self._stream is not None:
             hidden_BSD = self._stream.hidden(masked.inputs, batch.sample_ids, time)
-            options = {"hidden": hidden_BSD, "from_stack": stage.position}
-        logits_BSV: Tensor = rack(masked.inputs, **options)
+            options = {"hidden": hidden_BSD, "from_stack": self._stage.position}
+        logits_BSV: Tensor = self._stage.rack(masked.inputs, **options)
         return logits_BSV
 
-    def _generator(self, what: str) -> torch.Generator:
-        return derived_generator(self.context.seed, self.key, what, self.step, self.microbatches)
+    def _generator(self, purpose: str) -> torch.Generator:
+        return derived_generator(self.context.seed, self.key, purpose, self.step, self.microbatches)
 
 
 class ProgressivePhase:
-    """Trains the stack that the model begins with, then adds and trains one stack after the other.
+    """Trains the stack that the model begins with, then adds and trains one stack after another.
 
     A decoder becomes a rack whose first stack is the decoder's blocks. See ``growth`` for what
-    learns when. Who has a rack already, or looks on, overrides :meth:`make_builder`,
-    :meth:`open_cache`, :meth:`after_step` or :meth:`after_stack`.
+    learns when. A subclass that has a rack already, or observes the training, overrides
+    :meth:`make_builder`, :meth:`open_cache`, :meth:`after_step` or :meth:`after_stack`.
     """
 
     name = "progressive"
@@ -116,25 +113,26 @@ class ProgressivePhase:
         self._loop: _StackLoop | None = None
         self._index = 0
         self._progress = Progress()
-        self._counts: dict[str, float] = {}  # of the policies of the stacks before
+        # Of the policies of the stacks before.
+        self._counts: dict[str, float] = {}
         self._restored: Mapping[str, Any] | None = None
 
     # --- the protocol of a phase
 
     def run(self, context: TrainingContext) -> PhaseResult:
-        """Grow to ``target_stacks``, from the start or from where ``load_state_dict`` left off; see
-        ``Phase``.
-        """
+        """Grow to ``target_stacks``, from the start or from the restored state; see ``Phase``."""
         builder = self._builder = self.make_builder(context)
-        context.model = builder.build_rack().to(context.device)
-        self._find_first_stack(context, builder)
+        rack = builder.build_rack()
+        context.model = rack.to(context.device)
+        self._set_first_index(context, len(rack.ordered_stacks))
         with self.open_cache() as cache:
             while self._index < self.config.target_stacks:
                 self._train_stack(context, builder, cache)
-                self._index += self._together
-            release(builder.build_rack())
+                self._index += self._trained_together
+            release(rack)
             context.save_checkpoint()
-        metrics = {"stacks": float(len(builder.build_rack().ordered_stacks))}
+
+        metrics = {"stacks": float(len(rack.ordered_stacks))}
         if self.records and self.records[-1].last_loss is not None:
             metrics["train_loss"] = self.records[-1].last_loss
         metrics["skipped"] = float(sum(record.skipped for record in self.records))
@@ -142,15 +140,16 @@ class ProgressivePhase:
         return PhaseResult(steps=sum(record.steps for record in self.records), metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which stack is trained, or the first of those that are trained together; its loop; and
-        the records so far.
+        """Return the index of the stack in training, the state of its loop and the records so far.
+
+        If several stacks are trained together, the index is that of the first of them.
         """
         if self._loop is None:
             raise RuntimeError("the progressive phase has not begun")
         return {
             "index": self._index,
             "loop": self._loop.state_dict(),
-            "progress": self._progress.state_dict(),
+            "progress": attrs.asdict(self._progress),
             "records": [record.to_json() for record in self.records],
             "counts": dict(self._counts),
         }
@@ -162,65 +161,62 @@ class ProgressivePhase:
     # --- the protocol of a phase that changes the model
 
     def structure(self) -> dict[str, Any]:
-        """The rack that the model has become."""
+        """Return the structure of the rack that the model has become."""
         if self._builder is None:
             raise RuntimeError("the progressive phase has not begun")
-        return {"mask_token": self._builder.build_rack().mask_token, **self._builder.structure()}
+        rack = self._builder.build_rack()
+        return {"mask_token": rack.mask_token, **rack.structure()}
 
     def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
-        """``model`` as a rack of that structure; everything in it can learn."""
-        growable = _as_growable(model)
+        """Return ``model`` as a rack of that structure, in which everything can learn."""
         builder = ProgressiveRackBuilder.from_model(
-            growable, self.config, mask_token=int(structure["mask_token"])
+            as_growable(model), self.config, mask_token=int(structure["mask_token"])
         )
-        builder.restore(structure)
         rack = builder.build_rack()
+        rack.restore_structure(structure)
         release(rack)
         return rack
 
     # --- growth
 
     @property
-    def _together(self) -> int:
-        """How many stacks are trained at once."""
+    def _trained_together(self) -> int:
+        """The number of stacks that are trained at once."""
         return 1 if self.config.enabled else self.config.target_stacks - self._index
 
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
-        """The builder of the model's rack."""
-        model = _as_growable(context.model)
+        """Return the builder of the model's rack."""
         reserved = reserved_ids(context.masking, context.vocabulary_size)
         builder = ProgressiveRackBuilder.from_model(
-            model, self.config, seed=context.seed, mask_token=next(iter(reserved), None)
+            as_growable(context.model),
+            self.config,
+            seed=context.seed,
+            mask_token=next(iter(reserved), None),
         )
-        # A rack that was restored has been made without the run at hand.
+        # A restored rack was made without knowing the run's seed.
         builder.build_rack().seed = context.seed
         return builder
 
-    def _find_first_stack(self, context: TrainingContext, builder: ProgressiveRackBuilder) -> None:
-        """Set the index of the stack that is trained first; a restored phase goes on with the one
-        that it was at.
-        """
+    def _set_first_index(self, context: TrainingContext, stacks: int) -> None:
+        """Set the index of the stack to train first; a restored phase continues with its own."""
         if self._restored is not None:
             self._index = self._restored["index"]
-            self.records = [StackRecord.from_json(record) for record in self._restored["records"]]
+            self.records = [StackRecord(**record) for record in self._restored["records"]]
             self._counts = dict(self._restored.get("counts", {}))
             if self.records and self.records[-1].index >= self._index:
                 self._index = self.records[-1].index + 1
                 self._restored = None
             return
-        stacks = len(builder.build_rack().ordered_stacks)
         self._index = stacks - int(self.config.train_first)
         if self._index >= self.config.target_stacks:
             raise ConfigError(
                 f"phases[{context.phase_index}].target_stacks: the model has {stacks} stacks "
-                f"already, so that there is nothing to train up to {self.config.target_stacks}",
+                f"already, so there is nothing to train up to {self.config.target_stacks}",
                 "Ask for more stacks.",
             )
 
     def open_cache(self) -> AbstractContextManager[ActivationCache | None]:
-        """Where the trunk's hidden states are kept while the phase runs; None = they are not
-        kept.
-        """
+        """Return the cache of the trunk's hidden states; None if they are not cached."""
         config = self.config
         if not (config.enabled and config.cache_activations):
             return nullcontext()
@@ -232,109 +228,123 @@ class ProgressivePhase:
         builder: ProgressiveRackBuilder,
         cache: ActivationCache | None,
     ) -> None:
-        """Add the stack (or all stacks, where they are trained together), if it is not there yet,
-        and train it.
-        """
+        """Add and train the next stack, or all stacks if they are trained together."""
         config = self.config
-        index = self._index + self._together - 1
+        index = self._index + self._trained_together - 1
         rack = builder.build_rack()
         while len(rack.ordered_stacks) <= index:
             builder.add_stack()
             context.model = rack.to(context.device)
             context.mark_progress()
+
         stage = Stage.enter(builder, config.trunk_strategy) if config.enabled else Stage.whole(rack)
-        if cache is not None and index and stage.streams:
-            context.note(f"stack {index}: the activation cache is not used: {stage.streams}")
-        stream = trunk_stream(stage, cache, config.cache_dtype)
-        options = self._options(context)
-        key = f"phase {context.phase_index} stack {index}"
+        if cache is not None and index and stage.uncacheable:
+            context.note(f"stack {index}: the activation cache is not used: {stage.uncacheable}")
+        stream = stage.trunk_stream(cache, config.cache_dtype)
         loop = self._loop = _StackLoop(
-            context, options, key, stage=stage, stream=stream, config=config
+            context,
+            self._loop_options(context),
+            f"phase {context.phase_index} stack {index}",
+            stage=stage,
+            stream=stream,
+            config=config,
         )
+
         started = time.perf_counter()
         before = None if cache is None else cache.stats
         try:
-            self._progress = Progress()
-            if self._restored is not None:
-                loop.load_state_dict(self._restored["loop"])
-                self._progress = Progress.from_state(self._restored["progress"])
-                self._restored = None
-                context.finish_evaluation()
-            context.logbook.reporter.start(f"{self.name}, stack {index}", options.steps, loop.step)
-            while loop.step < options.steps:
-                report = loop.train_microbatch()
-                if report is not None:
-                    self._progress.add(report.loss, report.tokens)
-                    self.after_step(context, stage, report)
-                    context.checkpoint_if_due()
-                context.stop_if_requested()
+            self._run_loop(context, loop, stage)
         finally:
             loop.close()
         context.logbook.reporter.stop()
         add_counts(self._counts, loop.policy)
-        self.records.append(
-            stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped)
-        )
-        summary = (
-            f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
-        )
-        if cache is not None and before is not None and stream is not None:
-            stats = cache.stats
-            asked = stats.hits + stats.misses - before.hits - before.misses
-            summary += (
-                f"; cache: {stats.hits - before.hits:,} hits of {asked:,}, {stats.samples:,} "
-                f"samples in {stats.nbytes:,} bytes, {stats.evictions:,} evicted"
-            )
-        self.after_stack(context, self.records[-1], summary)
+        record = stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped)
+        self.records.append(record)
 
-    def after_step(self, context: TrainingContext, stage: Stage, report: StepReport) -> None:
-        """Write a step down, then evaluate where that is due."""
-        assert self._loop is not None
+        seconds = time.perf_counter() - started
+        summary = f"stack {index}: {self._progress.steps} steps in {seconds:.1f} s"
+        if cache is not None and before is not None and stream is not None:
+            summary += _cache_summary(before, cache.stats)
+        self.after_stack(context, record, summary)
+
+    def _run_loop(self, context: TrainingContext, loop: _StackLoop, stage: Stage) -> None:
+        """Train one stack, from the start or from the restored state."""
+        steps = loop.options.steps
+        self._progress = Progress()
+        if self._restored is not None:
+            loop.load_state_dict(self._restored["loop"])
+            self._progress = Progress(**self._restored["progress"])
+            self._restored = None
+            context.finish_evaluation()
+        context.logbook.reporter.start(f"{self.name}, stack {stage.index}", steps, loop.step)
+        while loop.step < steps:
+            report = loop.train_microbatch()
+            if report is not None:
+                self._progress.add(report.loss, report.tokens)
+                self.after_step(context, stage, report, steps)
+                context.checkpoint_if_due()
+            context.stop_if_requested()
+
+    def after_step(
+        self, context: TrainingContext, stage: Stage, report: StepReport, steps: int
+    ) -> None:
+        """Record a step, then evaluate if an evaluation is due.
+
+        Args:
+            context: the run.
+            stage: the stack in training.
+            report: report of the step.
+            steps: steps that the stack is trained for.
+        """
         log_and_evaluate(
             context,
             report,
             self.config,
-            steps=self._loop.options.steps,
+            steps=steps,
             ends_phase=stage.index == self.config.target_stacks - 1,
             more={"stack": stage.index},
         )
 
     def after_stack(self, context: TrainingContext, record: StackRecord, summary: str) -> None:
-        """Write down what became of a stack; ``summary`` is for who watches."""
+        """Write the record of a stack; ``summary`` is for the screen."""
         context.record("stack", record.to_json())
         context.note(summary)
 
-    def _options(self, context: TrainingContext) -> LoopOptions:
+    def _loop_options(self, context: TrainingContext) -> LoopOptions:
+        """Return the options of the next loop, with its number of steps."""
         config = self.config
-        if config.steps_per_stack is not None:
-            steps = config.steps_per_stack * self._together
+        steps = config.steps_per_stack
+        if steps is not None:
+            steps *= self._trained_together
         else:
-            windows = context.data.samples_per_epoch(config.block_size)
+            samples = context.data.samples_per_epoch(config.block_size) * self._trained_together
             step_samples = config.batch_size * config.gradient_accumulation_steps
-            steps = math.ceil(
-                (config.epochs_per_stack or 1) * windows * self._together / step_samples
-            )
+            steps = math.ceil((config.epochs_per_stack or 1) * samples / step_samples)
         try:
             return config.loop_options(steps)
         except ValueError as error:
             raise ConfigError(f"phases[{context.phase_index}]: {error}") from error
 
 
-def _as_growable(model: nn.Module) -> Transformer:
-    """``model``, when it has an embedding, blocks, final norm and head to grow.
+def _cache_summary(before: CacheStats, after: CacheStats) -> str:
+    hits = after.hits - before.hits
+    asked = hits + after.misses - before.misses
+    return (
+        f"; cache: {hits:,} hits of {asked:,}, {after.samples:,} samples in {after.nbytes:,} "
+        f"bytes, {after.evictions:,} evicted"
+    )
+
+
+def as_growable(model: nn.Module) -> Transformer:
+    """Return ``model`` if it has an embedding, blocks, a final norm and a head to grow.
 
     Raises:
         ConfigError: it is another kind of model.
     """
-    if not (isinstance(model, Transformer) and model.grows):
-        raise ConfigError(
-            "model: the phase progressive grows models that are a decoder's blocks between an "
-            f"embedding and a head; a {type(model).__name__} is not",
-            "Use model: {name: decoder}.",
-        )
-    return model
-
-
-def build(config: ProgressivePhaseConfig) -> ProgressivePhase:
-    """The factory that the ``progressive`` phase registers."""
-    return ProgressivePhase(config)
+    if isinstance(model, Transformer) and model.grows:
+        return model
+    raise ConfigError(
+        "model: the phase progressive grows models that are a decoder's blocks between an "
+        f"embedding and a head; a {type(model).__name__} is not",
+        "Use model: {name: decoder}.",
+    )

@@ -23,15 +23,15 @@ from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.growth import Stage
 from arb_ternary_progressive.hidden_codec import HiddenCodec
-from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
-from arb_ternary_progressive.time import step_of_time
+from arb_ternary_progressive.masking import TimeStepMasking
+from arb_ternary_progressive.time import step_of_time, time_of_step
 from arb_ternary_train.audit import audit
 from arb_ternary_train.evaluate import masked_loss
 from arb_ternary_train.optim.planned_state import planned_state_bytes
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
-    from arb_ternary_progressive.growth_config import GrowthConfig
+    from arb_ternary_progressive.config import GrowthConfig
 
 
 @frozen
@@ -283,7 +283,7 @@ def _probe(
         for _, module in ternary_modules(rack):
             module.undoable = may_refuse(optimizer)
         inputs: dict[str, Any] = {}
-        if not stage.streams:
+        if not stage.uncacheable:
             with torch.no_grad(), autocast():
                 inputs = {
                     "hidden": rack.trunk(batch.inputs, stage.position),
@@ -314,7 +314,7 @@ def _probe(
             stage.position,
             stack.precision,
             stage.trunk,
-            not stage.streams,
+            not stage.uncacheable,
             rack.config.width,
             counts,
         )
@@ -329,7 +329,8 @@ def _time(
     """
     if growth.time_interpretation == "input":
         return None, None
-    step, time = depth_time(growth, index, target)
+    step = growth.time_step(index, target)
+    time = time_of_step(step, growth.num_time_steps)
     if not isinstance(masking, TimeStepMasking):
         return step, None
-    return step, masking.fractions[step_of_time(time, masking.num_time_steps)]
+    return step, masking.fractions[step_of_time(time, masking.growth.num_time_steps)]

@@ -21,12 +21,12 @@ from arb_ternary.protocols.data import (
     MaskingStrategy,
 )
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import StackWiseConfig
+from arb_ternary_progressive.config import ProgressivePhaseConfig, block_options
 from arb_ternary_progressive.hidden_codec import HiddenCodec
-from arb_ternary_progressive.masking_time_step import TimeStepMasking
-from arb_ternary_progressive.phase_config import ProgressivePhaseConfig, block_options
+from arb_ternary_progressive.masking import TimeStepMasking
 from arb_ternary_progressive.plan import CacheNeed, StagePlan, plan_growth, tokens_like
 from arb_ternary_progressive.precision import native_precision
+from arb_ternary_progressive.stackwise import StackWiseConfig
 from arb_ternary_progressive.trainer import default_optimizer
 from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_train.build import build_model, configured_backend, require_protocol

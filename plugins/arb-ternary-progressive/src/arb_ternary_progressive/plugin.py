@@ -15,8 +15,8 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
     return (
         PhaseSpec(
             name="progressive",
-            target="arb_ternary_progressive.phase:build",
-            config="arb_ternary_progressive.phase_config:ProgressivePhaseConfig",
+            target="arb_ternary_progressive.phase:ProgressivePhase",
+            config="arb_ternary_progressive.config:ProgressivePhaseConfig",
             summary="grows the model stack by stack on a frozen trunk, or on one whose adapters "
             "learn",
         ),
@@ -28,19 +28,19 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
     return (
         MaskingSpec(
             name="mlm",
-            target="arb_ternary_progressive.masking_mlm:build",
+            target="arb_ternary_progressive.masking:MlmMasking",
             config="arb_ternary_progressive.masking_config:MlmConfig",
             summary="predict hidden tokens, a fixed share of each row",
         ),
         MaskingSpec(
             name="progressive",
-            target="arb_ternary_progressive.masking_progressive:build",
+            target="arb_ternary_progressive.masking:ProgressiveMasking",
             config="arb_ternary_progressive.masking_config:ProgressiveMaskingConfig",
             summary="predict hidden tokens, a share of each row that grows with depth",
         ),
         MaskingSpec(
             name="time_step",
-            target="arb_ternary_progressive.masking_time_step:build",
+            target="arb_ternary_progressive.masking:TimeStepMasking",
             config="arb_ternary_progressive.masking_config:TimeStepConfig",
             summary="predict hidden tokens, a share of each row that grows with diffusion time",
         ),

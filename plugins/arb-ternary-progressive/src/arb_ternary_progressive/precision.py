@@ -25,15 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary_progressive.growth_config import Precision
+from arb_ternary_progressive.config import Base, Precision
 from arb_ternary_progressive.nvfp4 import Packed, pack_nvfp4, unpack_nvfp4
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.parts import FloatLinear, rounded_to_int8
 from arb_ternary_text.models.rms_norm import RMSNorm
-
-#: What a stack of precision qlora stands on.
-Base: TypeAlias = Literal["nvfp4", "ternary"]
 
 _STORED: Final[dict[str, torch.dtype]] = {"half": torch.float16, "bfloat16": torch.bfloat16}
 

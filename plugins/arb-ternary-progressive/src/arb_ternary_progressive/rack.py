@@ -17,8 +17,7 @@ from arb_ternary.counters.hashing import SEED, STREAM, stream_id
 from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
-from arb_ternary_progressive.growth_config import Precision
-from arb_ternary_progressive.precision import Base
+from arb_ternary_progressive.config import Base, Precision
 from arb_ternary_progressive.stack import Stack, seeded_birth
 from arb_ternary_text.models.transformer import Transformer
 
@@ -136,7 +135,14 @@ class Rack(Transformer):
         """What makes the input of the first stack: the embedding, and that of time where there is
         one.
         """
-        return [self.embedding, *([] if self.time_embedding is None else [self.time_embedding])]
+        if self.time_embedding is None:
+            return [self.embedding]
+        return [self.embedding, self.time_embedding]
+
+    @property
+    def output_end(self) -> list[nn.Module]:
+        """The modules that make the logits from the output of the last stack."""
+        return [self.final_norm, self.head]
 
     # --- stacks
 

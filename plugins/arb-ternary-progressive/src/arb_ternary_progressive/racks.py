@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError, UsageProblem
-from arb_ternary_progressive.growth_config import Precision
+from arb_ternary_progressive.config import Precision
 from arb_ternary_progressive.rack import Rack, Stacks
 from arb_ternary_progressive.stack import seeded_birth
 from arb_ternary_text.models.block import Block

@@ -1,4 +1,4 @@
-"""Samples out of whatever a dataloader gives: tensors, tuples, mappings, batches of the core.
+"""Read samples from the batches of any dataloader: tensors, tuples, mappings, core batches.
 
 Shapes: ``B`` samples, ``S`` positions.
 """
@@ -27,9 +27,9 @@ class Samples:
     Attributes:
         input_ids: int64 ``[B, S]``.
         sample_ids: int64 ``[B]``: identity of each sample.
-        targets: int64 ``[B, S]`` where the dataloader gives them.
-        loss_mask: bool ``[B, S]``: positions that may count, where the dataloader says.
-        extras: everything else that it gave.
+        targets: int64 ``[B, S]``; None if the dataloader gives none.
+        loss_mask: bool ``[B, S]``: positions that may count; None if the dataloader gives none.
+        extras: everything else that it gives.
     """
 
     input_ids: Tensor
@@ -39,40 +39,62 @@ class Samples:
     extras: Mapping[str, Any] = field(factory=dict)
 
     def batch(self) -> Batch:
-        """As a batch of the core, for masking strategies; the token after the last is not known and
-        repeats it.
+        """Return a batch of the core, for masking strategies.
+
+        The token after the last is not known; the last one is repeated.
         """
         tokens_BT = torch.cat((self.input_ids, self.input_ids[:, -1:]), dim=1)
         given = {**self.extras, "targets": self.targets, "loss_mask": self.loss_mask}
-        extras = {key: value for key, value in given.items() if isinstance(value, Tensor)}
-        return Batch(tokens_BT, self.sample_ids, extras)
+        tensors = {key: value for key, value in given.items() if isinstance(value, Tensor)}
+        return Batch(tokens_BT, self.sample_ids, tensors)
 
 
 def as_samples(
     raw: Batch | Mapping[str, Any] | Tensor | tuple[Tensor, ...] | list[Tensor],
 ) -> Samples:
-    """The samples in ``raw``.
+    """Return the samples in ``raw``.
 
-    A mapping has ``input_ids`` and perhaps ``sample_ids``, ``targets`` and ``loss_mask``; a tuple
-    has inputs and perhaps targets; of a batch of the core the first ``S`` tokens are the inputs.
-    Samples without ids are known by a digest of their tokens.
+    A mapping has ``input_ids`` and optionally ``sample_ids``, ``targets`` and ``loss_mask``; a
+    tuple has inputs and optionally targets; of a batch of the core the first ``S`` tokens are the
+    inputs. Samples without ids are identified by a digest of their tokens.
 
     Raises:
         DataError: there are no token ids, or shapes or dtypes are wrong.
     """
     if isinstance(raw, Batch):
         return Samples(_tokens(raw.data)[:, :-1], raw.sample_ids, extras=dict(raw.extras))
+    given = _as_mapping(raw)
+    inputs_BS = _tokens(given["input_ids"])
+    for key in ("targets", "loss_mask"):
+        if given.get(key) is not None and given[key].shape != inputs_BS.shape:
+            raise DataError(
+                f"batch: {key!r} has the shape {tuple(given[key].shape)}, and 'input_ids' "
+                f"{tuple(inputs_BS.shape)}"
+            )
+    targets_BS = given.get("targets")
+    loss_mask_BS = given.get("loss_mask")
+    return Samples(
+        inputs_BS,
+        _sample_ids(given.get("sample_ids"), inputs_BS),
+        targets=None if targets_BS is None else targets_BS.to(torch.int64),
+        loss_mask=None if loss_mask_BS is None else loss_mask_BS.to(torch.bool),
+        extras={key: value for key, value in given.items() if key not in KNOWN},
+    )
+
+
+def _as_mapping(raw: Any) -> Mapping[str, Any]:
+    """Return a batch of a dataloader as a mapping that has ``input_ids``."""
     if isinstance(raw, Tensor):
-        raw = {"input_ids": raw}
-    elif isinstance(raw, tuple | list):
+        return {"input_ids": raw}
+    if isinstance(raw, tuple | list):
         if len(raw) not in {1, 2}:
             raise DataError(
                 f"batch: a tuple has inputs, or inputs and targets, not {len(raw)} items"
             )
-        raw = dict(zip(("input_ids", "targets"), raw, strict=False))
+        return dict(zip(("input_ids", "targets"), raw, strict=False))
     if not isinstance(raw, Mapping):
         raise DataError(
-            f"batch: must be a mapping, a tensor, a tuple of tensors or a batch of the core, not "
+            "batch: must be a mapping, a tensor, a tuple of tensors or a batch of the core, not "
             f"{type(raw).__name__}"
         )
     if "input_ids" not in raw:
@@ -81,51 +103,7 @@ def as_samples(
             f"batch: has no 'input_ids'; its keys are {', '.join(map(str, raw)) or 'none'}",
             f"Rename {close!r} to 'input_ids'." if close else "",
         )
-    inputs_BS = _tokens(raw["input_ids"])
-    ids_B = raw.get("sample_ids")
-    if ids_B is None:
-        ids_B = content_ids(inputs_BS)
-    else:
-        ids_B = torch.as_tensor(ids_B)
-        if ids_B.shape != inputs_BS.shape[:1] or ids_B.is_floating_point():
-            raise DataError(
-                f"batch: 'sample_ids' must be {inputs_BS.shape[0]} whole numbers, not "
-                f"{ids_B.dtype} of shape {tuple(ids_B.shape)}"
-            )
-    for key in ("targets", "loss_mask"):
-        if raw.get(key) is not None and tuple(raw[key].shape) != tuple(inputs_BS.shape):
-            raise DataError(
-                f"batch: {key!r} has the shape {tuple(raw[key].shape)}, and 'input_ids' "
-                f"{tuple(inputs_BS.shape)}"
-            )
-    return Samples(
-        inputs_BS,
-        ids_B.to(torch.int64),
-        targets=None if raw.get("targets") is None else raw["targets"].to(torch.int64),
-        loss_mask=None if raw.get("loss_mask") is None else raw["loss_mask"].to(torch.bool),
-        extras={key: value for key, value in raw.items() if key not in KNOWN},
-    )
-
-
-def content_ids(tokens_BS: Tensor) -> Tensor:
-    """int64 ``[B]``: 63 bits of BLAKE2b of each row's tokens; equal rows have equal ids."""
-    rows_BS = tokens_BS.detach().to("cpu", torch.int64).contiguous().numpy()
-    ids = [
-        int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little") >> 1
-        for row in rows_BS
-    ]
-    return torch.tensor(ids, dtype=torch.int64, device=tokens_BS.device)
-
-
-def cache_keys(sample_ids_B: Tensor, time_steps_B: Tensor | None = None) -> Tensor:
-    """int64 ``[B]``: by what a cache of hidden states knows samples.
-
-    Their ids; or, where time is an input of the model, so that hidden states depend on it, 63 bits
-    of BLAKE2b of id and time step.
-    """
-    if time_steps_B is None:
-        return sample_ids_B
-    return content_ids(torch.stack((sample_ids_B, time_steps_B.to(sample_ids_B.device)), dim=1))
+    return raw
 
 
 def _tokens(given: Any) -> Tensor:
@@ -136,3 +114,36 @@ def _tokens(given: Any) -> Tensor:
             f"{list(tokens_BS.shape)}"
         )
     return tokens_BS.to(torch.int64)
+
+
+def _sample_ids(given: Any, inputs_BS: Tensor) -> Tensor:
+    if given is None:
+        return content_ids(inputs_BS)
+    ids_B = torch.as_tensor(given)
+    if ids_B.shape != inputs_BS.shape[:1] or ids_B.is_floating_point():
+        raise DataError(
+            f"batch: 'sample_ids' must be {inputs_BS.shape[0]} whole numbers, not {ids_B.dtype} of "
+            f"shape {tuple(ids_B.shape)}"
+        )
+    return ids_B.to(torch.int64)
+
+
+def content_ids(tokens_BS: Tensor) -> Tensor:
+    """Return 63 bits of BLAKE2b of each row, int64 ``[B]``; equal rows have equal ids."""
+    rows_BS = tokens_BS.detach().to("cpu", torch.int64).contiguous().numpy()
+    ids = [
+        int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little") >> 1
+        for row in rows_BS
+    ]
+    return torch.tensor(ids, dtype=torch.int64, device=tokens_BS.device)
+
+
+def cache_keys(sample_ids_B: Tensor, time_steps_B: Tensor | None = None) -> Tensor:
+    """Return the keys of samples in a cache of hidden states, int64 ``[B]``.
+
+    They are the sample ids. If time is an input of the model, hidden states depend on it, and the
+    keys are 63 bits of BLAKE2b of id and time step.
+    """
+    if time_steps_B is None:
+        return sample_ids_B
+    return content_ids(torch.stack((sample_ids_B, time_steps_B.to(sample_ids_B.device)), dim=1))

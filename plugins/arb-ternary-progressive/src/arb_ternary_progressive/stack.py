@@ -21,17 +21,15 @@ from arb_ternary_progressive.adapters import (
     add_adapters,
     merge_adapters,
 )
-from arb_ternary_progressive.config import StackWiseConfig
-from arb_ternary_progressive.growth_config import PRECISIONS, GrowthConfig, Precision
-from arb_ternary_progressive.patterns import stack_rank_and_alpha
+from arb_ternary_progressive.config import PRECISIONS, Base, GrowthConfig, Precision
 from arb_ternary_progressive.precision import (
-    Base,
     NVFP4Linear,
     is_frozen,
     make_block,
     store_block,
     widen_block,
 )
+from arb_ternary_progressive.stackwise import StackWiseConfig
 from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
@@ -82,22 +80,20 @@ class Stack(nn.Module):
         base: Base = "nvfp4",
     ) -> None:
         super().__init__()
-        if precision not in PRECISIONS:
-            raise UsageProblem(
-                f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}"
-            )
         if isinstance(n_blocks, int) and n_blocks < 1:
             raise UsageProblem(f"n_blocks: a stack has at least 1 block, not {n_blocks}")
         self.stack_id = stack_id
-        self.precision: Precision = precision
+        self.precision: Precision = check_precision(precision)
         self.base: Base = base
         self.learning: Learning = "all"
         self._config = config
         self._adapters: dict[str, AdapterSpec] = {}
-        made = n_blocks
-        if isinstance(made, int):
-            made = nn.ModuleList(make_block(config, precision, base) for _ in range(made))
-        self.blocks = made
+        if isinstance(n_blocks, int):
+            self.blocks = nn.ModuleList(
+                make_block(config, precision, base) for _ in range(n_blocks)
+            )
+        else:
+            self.blocks = n_blocks
         self._apply_learning()
 
     # --- adapters
@@ -151,12 +147,8 @@ class Stack(nn.Module):
         """Whether anything in it could: a base that is not frozen for good, or adapters."""
         return bool(self._adapters) or not is_frozen(self.precision)
 
-    def set_learning(self, learning: Learning) -> None:
-        """Say what of the stack learns from now on.
-
-        Raises:
-            UsageProblem: that is nothing, and ``learning`` is not ``"nothing"``.
-        """
+    def check_can_learn(self, learning: Learning) -> None:
+        """Raise UsageProblem if ``learning`` asks for something that the stack does not have."""
         if learning == "adapters" and not self._adapters:
             raise UsageProblem(
                 f"stack {self.stack_id}: only its adapters are to learn, and it has none",
@@ -168,6 +160,14 @@ class Stack(nn.Module):
                 f"stack has no adapters",
                 "Use precision qlora, or set qlora_enabled.",
             )
+
+    def set_learning(self, learning: Learning) -> None:
+        """Set what learns from now on.
+
+        Raises:
+            UsageProblem: the stack has nothing of the kind that could learn.
+        """
+        self.check_can_learn(learning)
         self.learning = learning
         self._apply_learning()
 
@@ -186,11 +186,7 @@ class Stack(nn.Module):
         Raises:
             UsageProblem: ternary weights are learned, not rounded to: a stack is made so.
         """
-        if precision not in PRECISIONS:
-            raise UsageProblem(
-                f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}"
-            )
-        if precision == "ternary":
+        if check_precision(precision) == "ternary":
             raise UsageProblem(
                 f"stack {self.stack_id}: a stack stored in {self.precision} cannot become ternary",
                 "Make a stack of precision ternary, which learns by votes.",
@@ -262,6 +258,18 @@ class Stack(nn.Module):
             yield block
 
 
+def check_precision(precision: str) -> Precision:
+    """Return ``precision``, or raise UsageProblem if there is no such precision."""
+    for known in PRECISIONS:
+        if precision == known:
+            return known
+    close = nearest(str(precision), PRECISIONS)
+    raise UsageProblem(
+        f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}",
+        f"did you mean {close!r}?" if close else "",
+    )
+
+
 def set_learning(module: nn.Module, learns: bool) -> None:
     """Let everything in ``module`` learn, or nothing: no gradient for a float parameter, no vote
     for a trit.
@@ -294,7 +302,7 @@ def stack_adapter(config: GrowthConfig, stack_id: int, precision: Precision) -> 
     """
     if not (config.qlora_enabled or precision == "qlora"):
         return None
-    rank, alpha = stack_rank_and_alpha(config, stack_id)
+    rank, alpha = config.adapter_size(stack_id)
     return AdapterSpec(rank, alpha, config.adapter_dtype)
 
 
@@ -317,7 +325,8 @@ def chosen_adapter(
     if adapter is None:
         return stack_adapter(growth, stack_id, precision)
     if adapter is True:
-        return AdapterSpec(*stack_rank_and_alpha(growth, stack_id), growth.adapter_dtype)
+        rank, alpha = growth.adapter_size(stack_id)
+        return AdapterSpec(rank, alpha, growth.adapter_dtype)
     if adapter is False:
         if precision == "qlora":
             raise UsageProblem(
@@ -333,7 +342,8 @@ def chosen_adapter(
             close = nearest(str(key), known)
             hint = f"did you mean {close!r}?" if close else f"The keys are {', '.join(known)}."
             raise UsageProblem(f"adapter: unknown key {key!r}", hint)
-    if absent := [key for key in ("rank", "alpha") if key not in adapter]:
+    absent = [key for key in ("rank", "alpha") if key not in adapter]
+    if absent:
         raise UsageProblem(f"adapter: {' and '.join(absent)} must be given")
     return AdapterSpec(**{"dtype": growth.adapter_dtype, **adapter})
 

@@ -5,17 +5,16 @@ Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``E`` features of the time 
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, get_args
 
 import torch
 from attrs import evolve
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError, UsageProblem, nearest
+from arb_ternary_progressive.config import TimeEncoding
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear, make_embedding, make_linear
-
-TimeEncoding: TypeAlias = Literal["sinusoidal", "learned"]
 
 # : Times in [0, 1] are stretched to as many units as diffusion models have steps (Ho et al., 2020),
 # so that the : wavelengths of the sinusoids, from 2 pi to 10000 times that, tell them apart.

@@ -1,6 +1,4 @@
-"""Progressive training in Python: the phase ``progressive`` on a builder's rack and any
-dataloader.
-"""
+"""Progressive training in Python: the phase ``progressive`` on any builder and any dataloader."""
 
 from __future__ import annotations
 
@@ -33,20 +31,19 @@ from arb_ternary.specs import (
     resolve,
 )
 from arb_ternary_progressive.activation_cache import ActivationCache
+from arb_ternary_progressive.config import GrowthConfig, ProgressivePhaseConfig
 from arb_ternary_progressive.growth import Stage
-from arb_ternary_progressive.growth_config import GrowthConfig
 from arb_ternary_progressive.history import StackRecord
-from arb_ternary_progressive.masking_time_step import TimeStepMasking
+from arb_ternary_progressive.loader_source import LoaderSource, batches_per_epoch
+from arb_ternary_progressive.masking import TimeStepMasking
 from arb_ternary_progressive.objectives import ObjectiveMasking
-from arb_ternary_progressive.passes import LoaderSource, batches_in_a_pass
 from arb_ternary_progressive.phase import ProgressivePhase
-from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.logbook import Logbook
-from arb_ternary_train.metrics import MetricsWriter
+from arb_ternary_train.metrics import NoMetrics
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.progress import Silent
@@ -56,7 +53,7 @@ from arb_ternary_train.signals import StopRequest
 if TYPE_CHECKING:
     from arb_ternary.protocols.runs import Phase
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
-    from arb_ternary_progressive.config import StackWiseConfig
+    from arb_ternary_progressive.stackwise import StackWiseConfig
     from arb_ternary_train.step import StepReport
 
 _LOG = logging.getLogger(__name__)
@@ -64,12 +61,12 @@ _LOG = logging.getLogger(__name__)
 
 @frozen
 class StepNumbers:
-    """One optimizer step, for who watches.
+    """One optimizer step, as ``on_step`` gets it.
 
     Attributes:
         stack: index of the stack in the order of building.
         step: steps that the stack has taken.
-        loss: of the step, nats per token.
+        loss: loss of the step, in nats per token.
         tokens: positions that counted.
     """
 
@@ -80,12 +77,11 @@ class StepNumbers:
 
 
 def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer]:
-    """What makes ``adamw`` for float parameters and ``scaled_votes`` for all that has integer
-    weights.
+    """Return a factory of ``adamw`` for float parameters and ``scaled_votes`` for integer weights.
 
     Args:
         lr: learning rate of float parameters.
-        rate: rate of what has integer weights.
+        rate: rate of integer weights.
     """
 
     def make(trainable: Trainable) -> Optimizer:
@@ -101,27 +97,27 @@ def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer
 
 def _optimizer(name: str, lr: float, trainable: Trainable) -> Optimizer:
     spec: Any = manager().registry.get("optimizer", name).spec
-    options = resolve(spec.config)(lr=lr) if spec.config else None
+    options = resolve(spec.config)(lr=lr)
     return build_optimizer("optimizer", Choice(name, options, frozenset({"lr"}), spec), trainable)
 
 
 class ProgressiveTrainer:
-    """Grows a rack stack by stack, as ``config.training`` says: the phase ``progressive`` on a rack
-    and a dataloader.
+    """Grows a rack stack by stack according to ``config.training``.
 
-    The dataloader is passed over again for every epoch of every stack; to be resumed it must give
-    the same batches in the same order each time that it is passed over in the same epoch. Torch's
-    global generator is seeded before each pass.
+    It runs the phase ``progressive`` in memory, on the rack of a builder and on a dataloader. The
+    dataloader is iterated again for every epoch of every stack. To be resumable it must give the
+    same batches in the same order whenever it is iterated in the same epoch; torch's global
+    generator is seeded before each epoch.
 
     Args:
-        config: model and training; what it says is read when training begins.
-        folder: where checkpoints go; None = there are none.
+        config: model and training; it is read when training begins.
+        folder: folder of checkpoints; None = none are written.
         checkpoint_every: optimizer steps between checkpoints; 0 = one after each stack.
-        keep: how many of the newest checkpoints stay.
-        make_optimizer: what trains a stack; None = :func:`default_optimizer` with the config's
-            rates.
-        device: where the rack is trained.
-        cache: where a frozen trunk's hidden states are kept; None = one as the config says.
+        keep: how many of the newest checkpoints are kept.
+        make_optimizer: makes the optimizer of a stack; None = :func:`default_optimizer` with the
+            rates of the config.
+        device: device to train on.
+        cache: cache of a frozen trunk's hidden states; None = one according to the config.
         on_step: called after each optimizer step.
     """
 
@@ -139,8 +135,9 @@ class ProgressiveTrainer:
     ) -> None:
         self.config = config
         self.store = None if folder is None else CheckpointStore(Path(folder), keep=keep)
-        # In a run's config 0 means none at all; here it means none before the end of a stack.
-        self.checkpoints = CheckpointConfig(every=checkpoint_every or sys.maxsize, keep=keep)
+        # In the config of a run, 0 means no checkpoints at all.
+        every = 0 if folder is None else checkpoint_every or sys.maxsize
+        self.checkpoints = CheckpointConfig(every=every, keep=keep)
         self.make_optimizer = make_optimizer
         self.device = torch.device(device)
         self.cache = cache
@@ -155,44 +152,37 @@ class ProgressiveTrainer:
         *,
         resume: bool = False,
     ) -> list[StackRecord]:
-        """Grow the rack of ``rack_builder`` to ``target_stacks`` and return the history, one entry
-        a stack.
+        """Grow the rack of ``rack_builder`` to ``target_stacks``.
 
-        Stacks that the builder has already are the trunk, as they stand. With ``enabled: false``
-        all stacks are made at once and trained end to end, for as many steps as they would have
-        been trained one after the other; the history then has one entry.
+        Stacks that the builder has already are the trunk, unchanged. With ``enabled: false`` all
+        stacks are made at once and trained end to end, for as many steps as they would have been
+        trained one after another.
 
         Args:
-            rack_builder: its rack grows; made by keywords, it takes the config of this trainer.
+            rack_builder: its rack grows. One made without a config takes that of this trainer.
             dataloader: anything that ``ProgressiveDataLoader`` reads.
             target_stacks: stacks of the finished rack.
             resume: continue from the newest good checkpoint in ``folder``, on a builder without
-                stacks; where there is none, start.
+                stacks; start if there is none.
+
+        Returns:
+            The history: one record per stack, or one in all with ``enabled: false``.
 
         Raises:
             ConfigError: options contradict each other.
-            UsageProblem: the rack has that many stacks already, or could not have them.
+            UsageProblem: the rack has that many stacks already, or cannot have them.
             CheckpointError: the checkpoint belongs to another config.
         """
         self.config.validate()
         rack_builder.adopt(self.config)
         checkpoint = self._newest() if resume else None
-        done = len(
-            rack_builder.build_rack().ordered_stacks if checkpoint is None else _stacks(checkpoint)
-        )
-        most = self.config.training.progressive.max_stacks
-        if target_stacks > most:
-            raise UsageProblem(
-                f"target_stacks: {target_stacks} is more than max_stacks, {most}",
-                "Ask for fewer stacks, or raise training.progressive.max_stacks.",
-            )
-        if done > target_stacks or (checkpoint is None and done == target_stacks):
-            raise UsageProblem(
-                f"target_stacks: the rack has {done} stacks already, so that there is nothing to "
-                f"train up to {target_stacks}",
-                "Ask for more stacks, or give a new builder.",
-            )
-        phase = _Phase(self._phase_config(dataloader, target_stacks), rack_builder, self)
+        if checkpoint is None:
+            done = len(rack_builder.build_rack().ordered_stacks)
+        else:
+            done = _stacks_in(checkpoint)
+        self._check_target(target_stacks, done, resumed=checkpoint is not None)
+
+        phase = _BuilderPhase(self._phase_config(dataloader, target_stacks), rack_builder, self)
         context = self._context(rack_builder, dataloader, phase)
         if checkpoint is not None:
             RunState.of(checkpoint).restore(context, checkpoint)
@@ -204,19 +194,35 @@ class ProgressiveTrainer:
     #: The guide's other name.
     train_progressively = train_rack
 
+    def _check_target(self, target_stacks: int, done: int, *, resumed: bool) -> None:
+        most = self.config.training.progressive.max_stacks
+        if target_stacks > most:
+            raise UsageProblem(
+                f"target_stacks: {target_stacks} is more than max_stacks, {most}",
+                "Ask for fewer stacks, or raise training.progressive.max_stacks.",
+            )
+        # A finished training can be resumed: it does nothing.
+        if done > target_stacks or (done == target_stacks and not resumed):
+            raise UsageProblem(
+                f"target_stacks: the rack has {done} stacks already, so there is nothing to train "
+                f"up to {target_stacks}",
+                "Ask for more stacks, or give a new builder.",
+            )
+
     def _phase_config(
         self, dataloader: Iterable[Any], target_stacks: int
     ) -> ProgressivePhaseConfig:
-        """The options of the phase that trains as the config says."""
+        """Return the options of the phase."""
         training = self.config.training
-        steps = training.steps_per_stack or training.epochs_per_stack * batches_in_a_pass(
-            dataloader
-        )
+        steps = training.steps_per_stack
+        if steps is None:
+            steps = training.epochs_per_stack * batches_per_epoch(dataloader)
+        growth = {
+            field.name: getattr(training.progressive, field.name)
+            for field in attrs.fields(GrowthConfig)
+        }
         return ProgressivePhaseConfig(
-            **{
-                field.name: getattr(training.progressive, field.name)
-                for field in attrs.fields(GrowthConfig)
-            },
+            **growth,
             target_stacks=target_stacks,
             steps_per_stack=steps,
             train_first=False,
@@ -225,39 +231,41 @@ class ProgressiveTrainer:
         )
 
     def _context(
-        self, builder: ProgressiveRackBuilder, dataloader: Iterable[Any], phase: _Phase
+        self, builder: ProgressiveRackBuilder, dataloader: Iterable[Any], phase: _BuilderPhase
     ) -> TrainingContext:
-        """The run that the phase takes part in: in memory, but for its checkpoints."""
+        """Return the run of the phase, which is in memory except for its checkpoints."""
         training = self.config.training
         rack = builder.build_rack()
-        masking = TimeStepMasking(self.config, final_depth=phase.config.target_stacks)
-        make = self.make_optimizer or default_optimizer(training.lr, training.rate)
+        masking = ObjectiveMasking(
+            TimeStepMasking(self.config, final_depth=phase.config.target_stacks),
+            training.progressive.training_objective,
+        )
+        make_optimizer = self.make_optimizer or default_optimizer(training.lr, training.rate)
         data = LoaderSource(dataloader, rack.vocabulary_size)
-        objective = ObjectiveMasking(masking, training.progressive.training_objective)
         config = RunConfig(
             seed=training.progressive.seed,
-            data=_given(DataSpec, "dataloader", lambda: data),
-            model=_given(ModelSpec, "rack", lambda _: rack),
-            masking=_given(MaskingSpec, "time_step", lambda: objective),
-            optimizer=_given(
-                OptimizerSpec, "optimizer", make, accepts={"ternary", "float", "stored"}
+            data=_choice(DataSpec, "dataloader", lambda: data),
+            model=_choice(ModelSpec, "rack", lambda _: rack),
+            masking=_choice(MaskingSpec, "time_step", lambda: masking),
+            optimizer=_choice(
+                OptimizerSpec, "optimizer", make_optimizer, accepts={"ternary", "float", "stored"}
             ),
-            phases=(_given(PhaseSpec, "progressive", phase),),
+            phases=(_choice(PhaseSpec, "progressive", phase),),
             checkpoint=self.checkpoints,
         )
-        checkpointer = _NoCheckpoints if self.store is None else Checkpointer
+        store = self.store or CheckpointStore(Path())
         return TrainingContext(
             config=config,
             device=self.device,
             backend=Selection(current_backend(self.device.type), "the backend in use"),
             model=rack,
             data=data,
-            masking=objective,
+            masking=masking,
             observers=RunObservers({}),
             stop=StopRequest(),
-            files=RunDirectory(Path() if self.store is None else self.store.root),
-            logbook=Logbook(_NoMetrics(), _Log()),
-            checkpointer=checkpointer(self.store or CheckpointStore(Path()), self._identity()),
+            files=RunDirectory(store.root),
+            logbook=Logbook(NoMetrics(), _LoggingReporter()),
+            checkpointer=Checkpointer(store, self._identity()),
         )
 
     def _newest(self) -> Checkpoint | None:
@@ -270,22 +278,23 @@ class ProgressiveTrainer:
         if checkpoint is not None and checkpoint.identity != self._identity():
             raise CheckpointError(
                 f"{checkpoint.path}: it was written by a training with another config",
-                "Restore the config, or give a folder of its own.",
+                "Restore the config, or give another folder.",
             )
         return checkpoint
 
     def _identity(self) -> dict[str, Any]:
+        """Return what a checkpoint must match: a digest of the config."""
         plain = attrs.asdict(self.config, filter=lambda field, _: not field.name.startswith("_"))
-        text = json.dumps(
-            plain,
-            sort_keys=True,
-            default=lambda function: f"{function.__module__}:{function.__name__}",
-        )
+
+        def name(function: Any) -> str:
+            return f"{function.__module__}:{function.__name__}"
+
+        text = json.dumps(plain, sort_keys=True, default=name)
         return {"config": hashlib.sha256(text.encode()).hexdigest()}
 
 
-class _Phase(ProgressivePhase):
-    """The phase on a builder that is there already."""
+class _BuilderPhase(ProgressivePhase):
+    """The phase on the rack of a builder."""
 
     def __init__(
         self,
@@ -296,24 +305,25 @@ class _Phase(ProgressivePhase):
         super().__init__(config)
         self._given = builder
         self._trainer = trainer
+        # The phase stands for its options in the run's config, and is its own factory.
         self.added_parts = config.added_parts
 
-    def __call__(self) -> _Phase:
-        """The factory of itself: it stands for its options in the run's config."""
+    def __call__(self) -> _BuilderPhase:
         return self
 
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
         return self._given
 
     def open_cache(self) -> AbstractContextManager[ActivationCache | None]:
-        given = self._trainer.cache
-        config = self.config
-        if given is None or not (config.enabled and config.cache_activations):
-            return super().open_cache()
-        return nullcontext(given)
+        cache = self._trainer.cache
+        if cache is not None and self.config.enabled and self.config.cache_activations:
+            return nullcontext(cache)
+        return super().open_cache()
 
-    def after_step(self, context: TrainingContext, stage: Stage, report: StepReport) -> None:
-        super().after_step(context, stage, report)
+    def after_step(
+        self, context: TrainingContext, stage: Stage, report: StepReport, steps: int
+    ) -> None:
+        super().after_step(context, stage, report, steps)
         if self._trainer.on_step is not None:
             self._trainer.on_step(StepNumbers(stage.index, report.step, report.loss, report.tokens))
 
@@ -322,45 +332,24 @@ class _Phase(ProgressivePhase):
         context.save_checkpoint()
 
 
-class _Log(Silent):
-    """What the run has to say goes to the log of this module."""
+class _LoggingReporter(Silent):
+    """Sends the notes of a run to the log of this module."""
 
     def note(self, text: str) -> None:
         _LOG.warning(text)
 
 
-class _NoMetrics(MetricsWriter):
-    """Keeps nothing: the history says what was trained, ``on_step`` how."""
-
-    def __init__(self) -> None:
-        """There is no file."""
-
-    def write(self, record: Any) -> None:
-        """Nothing is written."""
-
-    def sync(self) -> int:
-        return 0
-
-
-class _NoCheckpoints(Checkpointer):
-    """Writes nothing: there is no folder."""
-
-    def save(self, context: TrainingContext) -> Path:
-        return context.directory
-
-
-def _given(spec: type[Spec], name: str, factory: Callable[..., Any], **more: Any) -> Choice[Any]:
-    """The choice of a component that is there already, or that ``factory`` makes."""
-    return Choice(name, factory, frozenset(), spec(name=name, target=f"{__name__}:call", **more))
+def _choice(spec: type[Spec], name: str, factory: Callable[..., Any], **facts: Any) -> Choice[Any]:
+    """Return the choice of a component that ``factory`` makes; it is not registered."""
+    return Choice(name, factory, frozenset(), spec(name=name, target=f"{__name__}:call", **facts))
 
 
 def call(factory: Callable[..., Any], *args: Any) -> Any:
-    """The factory of a component that is there already."""
+    """Call ``factory``: the target of the choices of a trainer."""
     return factory(*args)
 
 
-def _stacks(checkpoint: Checkpoint) -> list[Any]:
+def _stacks_in(checkpoint: Checkpoint) -> int:
     structure = RunState.of(checkpoint).structures[0]
     assert structure is not None
-    stacks: list[Any] = structure["stacks"]
-    return stacks
+    return len(structure["stacks"])

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.activation_cache import ActivationCache, trunk_version
-from arb_ternary_progressive.hidden_codec import CacheDtype, HiddenCodec
+from arb_ternary_progressive.config import CacheDtype
+from arb_ternary_progressive.hidden_codec import HiddenCodec
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.rack import Rack

@@ -1,7 +1,7 @@
-"""Passes over a dataloader, which a training can leave in the middle of one and come back to.
+"""A dataloader as the data of a run: epoch after epoch, resumable in the middle of one.
 
-Nothing is asked of the dataloader but that it can be passed over, and that it then gives the same
-batches in the same order as the first time that it was passed over in the same epoch.
+Nothing is required of the dataloader but that it can be iterated, and that it then gives the same
+batches in the same order as the first time that it was iterated in the same epoch.
 """
 
 from __future__ import annotations
@@ -17,72 +17,73 @@ from arb_ternary_progressive.samples import as_samples
 from arb_ternary_train.seeding import derive_seed
 
 
-class Passes:
-    """Passes over ``base``, one an epoch.
+class Epochs:
+    """Iterates over ``base``, once per epoch.
 
     Attributes:
-        epoch: the pass that was begun last, from 0.
+        epoch: the epoch that was begun last, from 0.
         position: batches of it that were given.
     """
 
     def __init__(self, base: Iterable[Any]) -> None:
         self.base = base
-        self.epoch = self.position = 0
-        self.resumed = False
+        self.epoch = 0
+        self.position = 0
+        self._resumed = False
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the next pass: the one to be gone on with after :meth:`load_state_dict`,
-        else a new one.
-        """
-        return self.epoch + int(not self.resumed and self.position > 0)
+        """The epoch that :meth:`start` begins, or continues after :meth:`load_state_dict`."""
+        begins_new = self.position > 0 and not self._resumed
+        return self.epoch + int(begins_new)
 
     def start(self) -> Iterator[Any]:
-        """The batches of the next pass; after :meth:`load_state_dict`, those that are left of it.
+        """Return the batches of the next epoch, or the rest of it after :meth:`load_state_dict`.
 
         Raises:
-            DataError: there is not one batch.
+            DataError: there is not a single batch.
         """
         self.epoch = self.next_epoch
-        self.position = self.position if self.resumed else 0
-        self.resumed = False
+        if not self._resumed:
+            self.position = 0
+        self._resumed = False
         batches = iter(self.base)
         for _ in range(self.position):
             next(batches, None)
-        return self._left(batches)
+        return self._rest(batches)
 
-    def _left(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _rest(self, batches: Iterator[Any]) -> Iterator[Any]:
         for raw in batches:
             self.position += 1
             yield raw
         if not self.position:
             raise DataError(
                 f"dataloader: {type(self.base).__name__} gives no batch in epoch {self.epoch}",
-                _once(self.base),
+                _iterator_hint(self.base),
             )
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next batch is: the epoch, and the number of batches of it that were given."""
+        """Return the epoch, and the number of batches of it that were given."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next pass goes on where ``state`` was taken."""
+        """Have the next :meth:`start` continue from ``state``."""
         self.epoch = int(state["epoch"])
         self.position = int(state["position"])
-        self.resumed = True
+        self._resumed = True
 
 
 class LoaderBatches:
-    """The ``Batches`` of a dataloader: pass after pass.
+    """The ``Batches`` of a dataloader, epoch after epoch.
 
-    Before each pass torch's global generator is seeded, so that a dataloader that shuffles by it
+    Torch's global generator is seeded before each epoch, so that a dataloader that shuffles with it
     repeats its order.
     """
 
     continues = False
 
     def __init__(self, base: Iterable[Any], seed: int) -> None:
-        self._passes = Passes(base)
+        self._epochs = Epochs(base)
         self._seed = seed
         self._batches: Iterator[Any] = iter(())
 
@@ -93,29 +94,29 @@ class LoaderBatches:
         for raw in self._batches:
             return as_samples(raw).batch()
         before = torch.random.get_rng_state()
-        torch.manual_seed(derive_seed(self._seed, "epoch", self._passes.next_epoch))
-        self._batches = self._passes.start()
-        if self._passes.position:
-            # Resumed in the middle of a pass: the generator was where the loop has put it back to.
+        torch.manual_seed(derive_seed(self._seed, "epoch", self._epochs.next_epoch))
+        self._batches = self._epochs.start()
+        if self._epochs.position:
+            # Resumed in the middle of an epoch: the loop has restored the generator already.
             torch.random.set_rng_state(before)
         return next(self)
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Batches``."""
-        return self._passes.state_dict()
+        return self._epochs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``Batches``."""
-        self._passes.load_state_dict(state)
+        self._epochs.load_state_dict(state)
         self._batches = iter(())
 
     def close(self) -> None:
-        """Let go of the pass."""
+        """Drop the iterator of the current epoch."""
         self._batches = iter(())
 
 
 class LoaderSource:
-    """The ``DataSource`` of a dataloader. It has batches of its own size, and no held-out samples.
+    """The ``DataSource`` of a dataloader, which decides the batch size and has no held-out samples.
 
     Args:
         base: the dataloader.
@@ -129,39 +130,40 @@ class LoaderSource:
         self.vocabulary_size = vocabulary_size
 
     def batches(self, request: BatchRequest) -> LoaderBatches:
-        """Its batches as they come; of the request only the seed counts."""
+        """Return the batches of the dataloader; only the seed of ``request`` is used."""
         return LoaderBatches(self.base, request.seed)
 
     def fingerprint(self) -> str:
-        """Of everything that can be known before a pass."""
+        """Return the name of the class; nothing else is known before an epoch."""
         return type(self.base).__name__
 
     def samples_per_epoch(self, block_size: int) -> int:
-        """A dataloader counts batches; see :func:`batches_in_a_pass`."""
+        """Raise UsageProblem: a dataloader counts batches; see :func:`batches_per_epoch`."""
         raise UsageProblem(
             "dataloader: the number of its samples is not known", "Count its batches."
         )
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
-        """There are none."""
+        """Raise UsageProblem: there are none."""
         raise UsageProblem("dataloader: it has no held-out samples")
 
 
-def batches_in_a_pass(base: Iterable[Any]) -> int:
-    """Batches of one pass over a dataloader; one that does not know its length is passed over to
-    count them.
+def batches_per_epoch(base: Iterable[Any]) -> int:
+    """Return the number of batches of a dataloader.
+
+    A dataloader without a length is iterated once to count them.
 
     Raises:
-        UsageProblem: it can be passed over only once.
-        DataError: there is not one batch.
+        UsageProblem: it can be iterated only once.
+        DataError: there is not a single batch.
     """
     try:
         count = len(base)  # type: ignore[arg-type]
     except TypeError:
         if isinstance(base, Iterator):
             raise UsageProblem(
-                "dataloader: it is an iterator, so that the steps of an epoch cannot be counted",
-                f"Set training.steps_per_stack. {_once(base)}",
+                "dataloader: it is an iterator, so the steps of an epoch cannot be counted",
+                f"Set training.steps_per_stack. {_iterator_hint(base)}",
             ) from None
         count = sum(1 for _ in base)
     if not count:
@@ -169,10 +171,10 @@ def batches_in_a_pass(base: Iterable[Any]) -> int:
     return count
 
 
-def _once(base: Iterable[Any]) -> str:
+def _iterator_hint(base: Iterable[Any]) -> str:
     if not isinstance(base, Iterator):
         return ""
     return (
-        "An iterator can be passed over once only; give what makes it: a list, a torch "
+        "An iterator can be iterated only once; give the object that makes it: a list, a torch "
         "DataLoader, ..."
     )

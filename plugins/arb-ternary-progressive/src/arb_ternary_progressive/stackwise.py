@@ -1,0 +1,263 @@
+"""The config of the guide, for training in Python: model, training, and ``training.progressive``.
+
+Unlike the config of a run it can be changed after it was made, option by option. Every assignment
+is checked like a value of a file. :meth:`StackWiseConfig.validate` checks how options go together;
+builders and trainers call it before they use a config.
+"""
+
+from __future__ import annotations
+
+# decoder_option makes attrs fields
+import os
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias
+
+import attrs
+from attrs import define
+from attrs.validators import optional
+
+from arb_ternary.config.errors import Fault, raise_faults
+from arb_ternary.config.fields import unused_options
+from arb_ternary.config.loading import load_as
+from arb_ternary.config.options import HELP, Rule, option
+from arb_ternary.errors import ConfigError
+from arb_ternary.plugins.registry import Registry
+from arb_ternary_progressive.config import (
+    GrowthConfig,
+    Precision,
+    above_zero,
+    among,
+    at_least_one,
+    boolean,
+    counts_epochs,
+)
+from arb_ternary_progressive.time import check_fractions
+from arb_ternary_text.models.config import DecoderConfig, FloatPart
+
+Objective: TypeAlias = Literal["mlm", "clm", "custom"]
+Ends: TypeAlias = Literal["full", "ternary"]
+
+#: Key of the decoder's name of an option, in the metadata of an option of :class:`ModelConfig`.
+_DECODER_NAME = "decoder_name"
+
+_natural = Rule(
+    "a whole number of at least 0", lambda value: type(value) is int and value >= 0, {"minimum": 0}
+)
+
+
+def valid_fractions(_instance: Any, attribute: Any, value: Any) -> None:
+    """Validate the shares of hidden tokens by time step; an attrs validator."""
+    try:
+        check_fractions(value)
+    except ValueError as error:
+        raise ValueError(f"'{attribute.name}' {error}") from error
+
+
+def decoder_option(name: str, default: Any = attrs.NOTHING, help: str = "") -> Any:  # noqa: A002
+    """Declare the option ``name`` of :class:`DecoderConfig` in :class:`ModelConfig`.
+
+    Args:
+        name: the decoder's name of the option.
+        default: another default.
+        help: another help text.
+    """
+    declared = attrs.fields_dict(DecoderConfig)[name]
+    return attrs.field(
+        default=declared.default if default is attrs.NOTHING else default,
+        validator=declared.validator,
+        metadata={HELP: help or declared.metadata[HELP], _DECODER_NAME: name},
+    )
+
+
+@define(kw_only=True)
+class ProgressiveConfig(GrowthConfig):
+    """The section ``training.progressive``: growth, and what a run says in other sections."""
+
+    # Racks that Python builds have no model to take these two from.
+    new_stack_precision: Precision = option(
+        "full",
+        "format of a new stack: full (float32), half (float16), bfloat16, nvfp4 (4 bits, frozen), "
+        "ternary, qlora (frozen 4-bit or ternary base with adapters)",
+        validator=among(Precision),
+    )
+    blocks_per_stack: int = option(4, "blocks of a new stack", validator=at_least_one)
+
+    training_objective: Objective = option(
+        "mlm",
+        "what is predicted: hidden tokens, the next token, or the targets in the batch",
+        validator=among(Objective),
+    )
+    time_step_fractions: list[float] | dict[int, float] | None = option(
+        None,
+        "share of tokens hidden at each time step; null = .15 to .85 evenly",
+        validator=optional(valid_fractions),
+    )
+    mask_token_id: int | None = option(
+        None,
+        "id of the mask token; null = the last id of the vocabulary",
+        validator=optional(_natural),
+    )
+    seed: int = option(0, "seed of new stacks, masks and times", validator=_natural)
+
+
+@define(kw_only=True)
+class ModelConfig:
+    """The section ``model``: the parts of the model that all stacks share."""
+
+    vocab_size: int = option(256, "token ids, the mask token included", validator=at_least_one)
+    d_model: int = decoder_option("width")
+    d_ff: int | None = decoder_option("feed_forward")
+    n_heads: int = decoder_option("heads")
+    n_kv_heads: int | None = decoder_option("kv_heads")
+    max_length: int = decoder_option("max_length")
+    causal: bool | None = option(
+        None,
+        "a position sees only itself and earlier ones; null = if the objective is clm",
+        validator=optional(boolean),
+    )
+    activation: Literal["relu2", "swiglu"] = decoder_option(
+        "activation", "relu2", "feed-forward non-linearity: relu(up)^2, or silu(gate) * up"
+    )
+    rotary_base: float = decoder_option("rotary_base")
+    tie_embeddings: bool = decoder_option(
+        "tie_embeddings", False, "the head uses the embedding's weights"
+    )
+    ends: Ends | None = option(
+        None,
+        "format of embedding and head; null = ternary if new stacks are ternary, else full",
+        validator=optional(among(Ends)),
+    )
+    learned_norms: bool = decoder_option(
+        "learned_norms", help="pre-norms and the final norm have a learned gain"
+    )
+    sub_norms: bool = decoder_option(
+        "sub_norms", True, "normalise the input of the output and down projections too"
+    )
+    group_size: Literal[32, 64, 128, 256, "row"] = decoder_option(
+        "group_size", help="weights of a row that share an exponent in ternary linears"
+    )
+    activations: Literal["int8", "float"] = decoder_option("activations", "float")
+    gradients: Literal["int8", "float"] = decoder_option("gradients")
+
+
+@define(kw_only=True)
+class TrainingConfig:
+    """The section ``training``."""
+
+    progressive: ProgressiveConfig = option(help="how the rack grows", factory=ProgressiveConfig)
+    epochs_per_stack: int = option(
+        1,
+        "passes over the data for each stack",
+        validator=at_least_one,
+        active_when=counts_epochs,
+    )
+    steps_per_stack: int | None = option(
+        None,
+        "optimizer steps for each stack; null = epochs_per_stack",
+        validator=optional(at_least_one),
+    )
+    lr: float = option(1e-3, "learning rate of float parameters", validator=above_zero)
+    rate: float = option(
+        0.1,
+        "rate of ternary modules: trits that a weight moves per step if its gradient is one "
+        "standard deviation",
+        validator=above_zero,
+    )
+
+
+@define(kw_only=True)
+class StackWiseConfig:
+    """Model and training of a rack, from a file or from keywords."""
+
+    model: ModelConfig = option(help="the parts that all stacks share", factory=ModelConfig)
+    training: TrainingConfig = option(help="how the rack is trained", factory=TrainingConfig)
+    _origins: dict[Any, Any] = attrs.field(init=False, factory=dict, repr=False, eq=False)
+    _source: str = attrs.field(init=False, default="", repr=False, eq=False)
+
+    @classmethod
+    def from_yaml(
+        cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()
+    ) -> StackWiseConfig:
+        """Read a YAML file.
+
+        Args:
+            path: the file.
+            overrides: ``"path=value"`` each; they take precedence over the file.
+
+        Raises:
+            ConfigError: the file or its content is wrong; every fault is listed with file and line.
+        """
+        # This config names no components, so no plugin needs to be loaded.
+        loaded = load_as(cls, path, overrides, registry=Registry({}))
+        loaded.config._origins = dict(loaded.origins)
+        loaded.config._source = loaded.source
+        return loaded.config
+
+    def validate(self) -> None:
+        """Check every option, by itself and together with the others.
+
+        An option that does nothing is a fault. A builder may be asked for any stacks, of other
+        precisions and with other adapters than the config says, so an option that only such a stack
+        would use is none.
+
+        Raises:
+            ConfigError: every fault is listed, with file and line if the config comes from a file.
+        """
+        progressive = self.training.progressive
+        sections: dict[tuple[str, ...], Any] = {
+            ("model",): self.model,
+            ("training",): self.training,
+            ("training", "progressive"): progressive,
+        }
+        faults = []
+        for path, section in sections.items():
+            try:
+                attrs.validate(section)
+            except (ValueError, TypeError) as error:
+                faults.append(Fault(path, str(error.args[0])))
+            for key, message in unused_options(section):
+                faults.append(Fault((*path, key), message))
+        for key, message in progressive.contradictions():
+            faults.append(Fault(("training", "progressive", key), message))
+        if not faults:
+            try:
+                self.decoder_config()
+            except (ValueError, ConfigError) as error:
+                faults.append(Fault(("model",), str(error)))
+        if faults:
+            raise_faults(faults, self._origins, self._source)
+
+    def decoder_config(self, default_precision: Precision | None = None) -> DecoderConfig:
+        """Return the options of the decoder.
+
+        Its ``float_parts`` are those of embedding and head; a stack has its own.
+
+        Args:
+            default_precision: precision of new stacks; None = ``new_stack_precision``.
+
+        Raises:
+            ValueError: options contradict each other.
+        """
+        model = self.model
+        progressive = self.training.progressive
+        options = {
+            field.metadata[_DECODER_NAME]: getattr(model, field.name)
+            for field in attrs.fields(ModelConfig)
+            if _DECODER_NAME in field.metadata
+        }
+        causal = model.causal
+        if causal is None:
+            causal = progressive.training_objective == "clm"
+
+        precision = default_precision or progressive.new_stack_precision
+        ends = model.ends or ("ternary" if precision == "ternary" else "full")
+        float_parts: list[FloatPart] = ["embedding", "head"] if ends == "full" else []
+        if float_parts and model.learned_norms:
+            float_parts.append("norms")
+        return DecoderConfig(
+            **options,
+            layers=1,
+            causal=causal,
+            float_parts=tuple(float_parts),
+            zero_residual=progressive.zero_residual,
+        )
