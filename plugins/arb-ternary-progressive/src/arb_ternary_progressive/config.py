@@ -546,8 +546,8 @@ class ProgressivePhaseConfig(GrowthConfig):
     def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
         """Return the kinds of parts that the phase adds and trains.
 
-        See :func:`arb_ternary_train.capabilities.parts_added_by`. Without ``new_stack_precision`` a new
-        stack has the kinds that the model has already.
+        See :func:`arb_ternary_train.capabilities.parts_added_by`. Without ``new_stack_precision`` a
+        new stack has the kinds that the model has already.
         """
         adapters: TrainedPart = "ternary" if self.adapter_dtype == "ternary" else "float"
         found: set[TrainedPart] = set()
