@@ -14,7 +14,7 @@ from arb_ternary.environment import VARIABLES
 from arb_ternary.plugins import discovery, metadata
 from arb_ternary.plugins.manager import reset_manager
 
-#: What the metadata of the program's root distribution announces in these tests.
+#: The components that the root distribution announces in these tests.
 KNOWN = {
     "backend.cpu": "arb_ternary_cpu",
     "backend.triton": "arb_ternary_triton",
@@ -29,12 +29,11 @@ KNOWN = {
 
 
 class InstallPlugin(Protocol):
-    """Installs a fake plugin: a distribution and its hook module in a folder of its own on
-    ``sys.path``.
+    """Installs a fake plugin: a distribution and its hook module in a new folder on ``sys.path``.
 
-    The folder is returned. ``name`` is the plugin's name; by default the distribution is
-    ``arb-ternary-NAME`` 1.0 and the module ``fake_NAME``, whose text is ``source`` (None writes no
-    module).
+    Returns the folder. ``name`` is the name of the plugin. By default the distribution is
+    ``arb-ternary-NAME`` 1.0 and the module ``fake_NAME``. The text of the module is ``source``; for
+    None no module is written.
     """
 
     def __call__(
@@ -50,9 +49,7 @@ class InstallPlugin(Protocol):
 
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
-    """Fake plugins beside the core and ``arb-ternary``; all else that is installed or set is out of
-    sight.
-    """
+    """Install fake plugins; of the real distributions and variables only the core is visible."""
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     everything = metadata.distributions

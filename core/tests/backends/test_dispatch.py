@@ -1,6 +1,4 @@
-"""The reference stands in for optional kernels, whatever the layout of the backend that lacks
-them.
-"""
+"""The reference stands in for optional kernels of a backend with any layout."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from arb_ternary.errors import EnvironmentProblem
 
 @frozen
 class Wide:
-    """One byte a trit; on request also votes column by column, in as many bits as asked for."""
+    """One byte per trit; optionally also votes column by column, with any number of bits."""
 
     name: str = "wide"
     capabilities: frozenset[str] = frozenset()
@@ -75,7 +73,7 @@ def vote_bits(backend: Wide) -> list[int]:
 
 
 def states(backend: Wide, bits: int) -> tuple[VoteState, VoteState]:
-    """The same weight and votes in the layout of the backend and in that of the reference."""
+    """Return one weight and its votes in the layout of the backend and in that of the reference."""
     shape = WeightShape(7, 45, 32, bits)
     generator = torch.Generator().manual_seed(bits)
     trits = torch.randint(-1, 2, (7, 45), dtype=torch.int8, generator=generator)
@@ -95,7 +93,7 @@ def states(backend: Wide, bits: int) -> tuple[VoteState, VoteState]:
 
 
 def assert_same(backend: Wide, theirs: VoteState, ours: VoteState) -> None:
-    """Logical weight and votes, and all else as it is."""
+    """Return a state with logical weight and votes."""
     shape = ours.shape
     unpack_votes = backend.kernels.get("unpack_votes", reference.unpack_votes)
     assert torch.equal(
@@ -168,14 +166,12 @@ def assert_learns_as_the_reference(kind: str, noise_shift: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "embedding"])
-def test_a_module_learns_by_scaled_votes_on_a_backend_without_them(
-    backend: Wide, kind: str
-) -> None:
+def test_scaled_votes_work_on_a_backend_without_them(backend: Wide, kind: str) -> None:
     assert_learns_as_the_reference(kind, noise_shift=0)
 
 
 @pytest.mark.parametrize("kind", ["linear", "embedding"])
-def test_votes_with_less_noise_are_the_references_on_a_backend_without_them(
+def test_the_reference_casts_narrow_noise_for_other_backends(
     backend: Wide, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_arguments: object) -> None:

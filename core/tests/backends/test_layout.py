@@ -1,6 +1,4 @@
-"""The reference layout, against GGUF's description of TQ2_0 restated on Python integers, rows cut
-to whole bytes.
-"""
+"""The reference layout against TQ2_0 of GGUF, restated on integers with rows cut to bytes."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ def pack_in_python(row: list[int]) -> list[int]:
     st.one_of(st.integers(0, 9), st.integers(120, 140), st.integers(250, 260)),
     st.integers(0, 2**32 - 1),
 )
-def test_packing_follows_the_byte_order_and_unpacks_to_the_same_trits(
-    rows: int, columns: int, seed: int
-) -> None:
+def test_packing_follows_the_byte_order_and_is_lossless(rows: int, columns: int, seed: int) -> None:
     trits = np.random.default_rng(seed).integers(-1, 2, (rows, columns), dtype=np.int8)
     packed = pack_trits(torch.from_numpy(trits))
     assert packed.shape == (rows, packed_columns(columns)) == (rows, (columns + 3) // 4)

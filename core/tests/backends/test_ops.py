@@ -25,7 +25,7 @@ from arb_ternary.ternary.module import TernaryModule
 
 
 def scale_votes(module: TernaryModule, integer: bool = False) -> None:
-    """Scaled votes of such a size that many are cast."""
+    """Use scaled votes of a size with which many are cast."""
     module.use_scaled_votes(integer=integer)
     assert module.vote_scale is not None
     module.vote_scale.fill_(1 if integer else 0.5)
@@ -34,30 +34,30 @@ def scale_votes(module: TernaryModule, integer: bool = False) -> None:
 
 MODES = [("int8", "float"), ("int8", "int8"), ("float", "float"), ("float", "int8")]
 USABLE = [found.name for found in candidates() if found.usable]
-#: The reference and the one that `auto` takes each time; others, which may compile at first use,
-#: are slow.
+#: The reference, and the backend that `auto` chooses. Others may compile at first use.
 QUICK = ("torch", USABLE[0])
+
+
+def backend_param(*values: Any, quick: bool) -> Any:
+    return pytest.param(*values, marks=() if quick else pytest.mark.extended)
+
+
 every_backend = pytest.mark.parametrize(
-    "backend",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in USABLE],
+    "backend", [backend_param(name, quick=name in QUICK) for name in USABLE]
 )
 
 
 def compiled_on(choices: Sequence[Any]) -> list[Any]:
-    """Each choice with each backend. What is compiled sees ops and not their kernels: on others
-    than torch's, slow.
+    """Return each choice with each backend.
+
+    A compiled graph has ops, not kernels, so all choices on torch and one on another are enough.
     """
-    return [
-        pytest.param(
-            choice,
-            name,
-            marks=()
-            if name == "torch" or (name in QUICK and choice == choices[0])
-            else pytest.mark.slow,
-        )
-        for choice in choices
-        for name in USABLE
-    ]
+    params = []
+    for choice in choices:
+        for name in USABLE:
+            quick = name == "torch" or (name in QUICK and choice == choices[0])
+            params.append(backend_param(choice, name, quick=quick))
+    return params
 
 
 Arguments = tuple[Any, ...]
@@ -83,7 +83,7 @@ def embedding_arguments(rule: str, scaled: bool = False) -> Arguments:
 
 
 def vote_arguments(rule: str, scaled: bool = False) -> Arguments:
-    """Of an embedding's votes, or, without a rule, of a linear's."""
+    """Return the state of the votes of an embedding, or, without a rule, of a linear."""
     if rule:
         return (
             torch.tensor([3, 3, 19, 0]),
@@ -203,7 +203,7 @@ def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(
 
 
 @pytest.mark.parametrize(("integer", "backend"), compiled_on([False, True]))
-def test_a_compiled_model_casts_the_same_scaled_votes_and_is_not_compiled_again_when_they_change(
+def test_a_compiled_model_casts_scaled_votes_without_recompiling(
     integer: bool, backend: str
 ) -> None:
     ids = torch.randint(0, 30, (4, 7))
@@ -261,7 +261,7 @@ def test_backward_casts_exactly_the_sign_of_the_dense_gradient() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_votes_are_cast_of_what_a_rules_transform_makes_of_the_gradient(
+def test_votes_are_cast_of_the_transformed_gradient(
     monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     def only_first_row(
@@ -290,7 +290,7 @@ def test_votes_are_cast_of_what_a_rules_transform_makes_of_the_gradient(
 
 
 @pytest.mark.parametrize("activations", ["float", "int8"])
-def test_backward_casts_the_scaled_gradient_and_sums_its_magnitudes(activations: str) -> None:
+def test_backward_casts_scaled_votes_and_sums_magnitudes(activations: str) -> None:
     layer = TernaryLinear(64, 32, activations=activations)
     layer.use_scaled_votes()
     assert layer.vote_scale is not None
@@ -315,7 +315,7 @@ def test_backward_casts_the_scaled_gradient_and_sums_its_magnitudes(activations:
     assert bool(((layer.votes.float() / 2).frac() != 0).any()), "both votes were rounded alike"
 
 
-def test_without_a_scale_written_no_vote_is_cast_but_magnitudes_are_summed() -> None:
+def test_an_initial_scale_casts_no_vote_but_sums_magnitudes() -> None:
     table = TernaryEmbedding(9, 40)
     table.use_scaled_votes()
     assert table.magnitudes is not None
@@ -328,9 +328,7 @@ def test_without_a_scale_written_no_vote_is_cast_but_magnitudes_are_summed() -> 
 
 @every_backend
 @pytest.mark.parametrize("gradients", ["float", "int8"])
-def test_the_correlation_counts_the_signs_of_gradients_under_scaled_votes_too(
-    gradients: str, backend: str
-) -> None:
+def test_the_correlation_counts_signs_under_scaled_votes(gradients: str, backend: str) -> None:
     with use_backend(backend):
         table = TernaryEmbedding(
             5, 40, group_size=32, scale_rule="correlation", gradients=gradients
@@ -415,7 +413,7 @@ def test_a_pure_model_learns_although_no_input_requires_grad() -> None:
         assert int(module.votes.abs().sum()) > 0
 
 
-def test_a_bias_casts_the_sign_of_its_gradient_and_reaches_the_output() -> None:
+def test_a_bias_reaches_the_output_and_casts_signs() -> None:
     layer = TernaryLinear(6, 4, bias=True, activations="float")
     assert layer.bias is not None
     assert layer.bias_exponent is not None

@@ -260,7 +260,7 @@ def test_long_inner_dimensions_leave_32_bits() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 30), st.floats(1e-25, 1e25), st.integers(0, 2**32 - 1))
-def test_the_gradient_scale_is_the_smallest_power_of_two_that_holds_the_maximum(
+def test_the_gradient_scale_is_the_smallest_power_of_two(
     m: int, n: int, size: float, seed: int
 ) -> None:
     g = (np.random.default_rng(seed).standard_normal((m, n)) * size).astype(np.float32)
@@ -377,7 +377,7 @@ def test_votes_saturate_at_both_ends() -> None:
     assert a.tolist() == [[-128, 127]]
 
 
-def test_a_gradient_that_is_not_a_number_casts_no_vote_and_is_counted() -> None:
+def test_nan_gradients_cast_no_vote_and_are_counted() -> None:
     shape = weight_shape(2, 1, "row")
     g = np.array([[np.nan, 1.0]], np.float32)
     a, _, stats = cast(
@@ -480,7 +480,7 @@ def exponents_of(
     return made if origin is None else made._replace(origin=origin)
 
 
-def test_embedding_votes_sum_duplicates_before_the_sign_and_leave_other_rows() -> None:
+def test_embedding_votes_sum_duplicates_before_the_sign() -> None:
     shape = weight_shape(4, 2, "row")
     trits = np.array([[1, -1], [1, 1], [0, 1], [1, 0]], np.int8)
     state = state_of(trits, np.zeros((4, 1), np.int8), np.zeros((4, 2), np.int8), shape)
@@ -494,7 +494,7 @@ def test_embedding_votes_sum_duplicates_before_the_sign_and_leave_other_rows() -
     assert state.stats[1:5].tolist() == [26.0, 0.0, 5.0, 0.0]
 
 
-def test_the_correlation_rule_counts_scores_and_updates_with_saturation() -> None:
+def test_the_correlation_counts_with_saturation() -> None:
     shape = weight_shape(2, 2, "row")
     correlation = torch.tensor([[2**15 - 2], [0]], dtype=torch.int16)
     steps = torch.tensor([[2**31 - 1], [0]], dtype=torch.int32)

@@ -1,6 +1,4 @@
-"""Scaled votes and the storage of accumulators in the torch backend, beyond what the backend suite
-asks of everyone.
-"""
+"""Scaled votes and the storage of accumulators in the torch backend, beyond the backend suite."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def test_an_infinite_gradient_casts_full_votes_and_nan_none() -> None:
     assert float(state.stats[0]) == 1.0
 
 
-def test_four_bit_votes_have_the_even_column_in_the_low_half_of_a_byte() -> None:
+def test_four_bit_votes_keep_the_even_column_in_the_low_half() -> None:
     votes = np.array([[-7, 7, 0], [1, -1, 3]], np.int8)
     packed = reference.pack_votes(torch.from_numpy(votes), 4)
     assert packed.tolist() == [[0x1 | 0xF << 4, 0x8 | 0x8 << 4], [0x9 | 0x7 << 4, 0xB | 0x8 << 4]]

@@ -1,4 +1,4 @@
-"""Which backend is chosen, by what, and what is said about the others."""
+"""The selection of a backend, and the messages about the others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TORCH = f"torch {metadata.version('torch')}"
 
 @pytest.fixture(autouse=True)
 def _only_the_core_and_fakes(install_plugin):
-    """Every test of this file starts from the core alone."""
+    """Start every test of this file with the core alone."""
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def chosen(value: str, device: str = "cpu") -> Selection:
         (None, None, None, ("auto", "default")),
     ],
 )
-def test_the_command_line_overrules_the_variable_and_the_variable_the_config(
+def test_command_line_overrules_variable_overrules_config(
     monkeypatch, command_line, variable, config, expected
 ):
     if variable is not None:
@@ -115,9 +115,7 @@ def test_the_command_line_overrules_the_variable_and_the_variable_the_config(
 
 
 @pytest.mark.parametrize("value", ["auto", "", "  ", " AUTO "])
-def test_auto_takes_the_highest_priority_that_is_usable_and_says_why_in_one_line(
-    install_plugin, log, value
-):
+def test_auto_takes_the_highest_usable_priority(install_plugin, log, value):
     install_plugin("slow", backend("slow", priority=5))
     install_plugin("fast", backend("fast", priority=30))
     install_plugin("old", backend("old", UNUSABLE, priority=99))
@@ -148,7 +146,7 @@ def test_auto_takes_a_last_resort_only_after_every_other_backend(install_plugin)
     assert chosen("odd").name == "odd"
 
 
-def test_auto_passes_over_a_backend_that_does_not_serve_the_device(install_plugin):
+def test_auto_skips_a_backend_that_does_not_serve_the_device(install_plugin):
     install_plugin("gpu", backend("gpu", devices=("cuda",)))
 
     assert chosen("auto").name == "torch"
@@ -165,20 +163,20 @@ def test_auto_passes_over_a_backend_that_does_not_serve_the_device(install_plugi
         ("return True", "its probe returned True instead of a ProbeResult"),
     ],
 )
-def test_a_probe_that_misbehaves_is_a_reason_not_to_use_the_backend(install_plugin, result, reason):
+def test_a_probe_that_fails_makes_the_backend_unusable(install_plugin, result, reason):
     install_plugin("bad", backend("bad", result))
 
     assert dict(chosen("auto").rejected) == {"bad": reason}
 
 
-def test_equal_priorities_are_settled_by_name_not_by_installation(install_plugin):
+def test_equal_priorities_are_ordered_by_name(install_plugin):
     install_plugin("b", backend("b"))
     install_plugin("a", backend("a"))
 
     assert [candidate.name for candidate in candidates()] == ["a", "b", "torch"]
 
 
-def test_auto_on_a_device_that_nothing_serves_is_an_error_of_the_environment():
+def test_auto_fails_on_a_device_without_backend():
     with pytest.raises(EnvironmentProblem) as caught:
         chosen("auto", "xla")
 
@@ -238,7 +236,7 @@ def test_a_name_is_trimmed_and_its_case_does_not_matter(install_plugin, value):
     assert chosen(value) == Selection("torch", "ARB_TERNARY_BACKEND", (), TORCH)
 
 
-def test_a_named_backend_that_cannot_work_is_an_error_and_never_a_fallback(install_plugin):
+def test_a_named_backend_never_falls_back(install_plugin):
     install_plugin("old", backend("old", UNUSABLE))
 
     with pytest.raises(EnvironmentProblem) as caught:
@@ -252,7 +250,7 @@ def test_a_named_backend_that_cannot_work_is_an_error_and_never_a_fallback(insta
     assert caught.value.exit_code == 3
 
 
-def test_a_list_is_an_order_of_preference_and_each_rejection_is_logged(install_plugin, log):
+def test_a_list_is_an_order_and_logs_each_rejection(install_plugin, log):
     install_plugin("old", backend("old", UNUSABLE))
 
     selection = chosen("triton, OLD ,torch, torch")
@@ -274,7 +272,7 @@ def test_a_list_is_an_order_of_preference_and_each_rejection_is_logged(install_p
     ]
 
 
-def test_a_list_in_which_nothing_can_be_used_is_an_error_with_every_reason(install_plugin):
+def test_a_list_without_usable_backend_gives_every_reason(install_plugin):
     install_plugin("old", backend("old", UNUSABLE))
 
     with pytest.raises(EnvironmentProblem) as caught:
@@ -289,7 +287,7 @@ def test_a_list_in_which_nothing_can_be_used_is_an_error_with_every_reason(insta
     )
 
 
-def test_an_unknown_name_gets_the_nearest_and_everything_that_there_is(install_plugin):
+def test_an_unknown_name_gets_the_nearest_and_all_names(install_plugin):
     install_plugin("old", backend("old", UNUSABLE))
 
     with pytest.raises(UsageProblem) as caught:
@@ -306,12 +304,12 @@ def test_an_unknown_name_gets_the_nearest_and_everything_that_there_is(install_p
     assert caught.value.exit_code == 2
 
 
-def test_an_unknown_name_in_a_list_is_an_error_even_behind_a_usable_one():
+def test_an_unknown_name_in_a_list_is_an_error():
     with pytest.raises(UsageProblem, match="no backend is called 'tritn'"):
         chosen("torch,tritn")
 
 
-def test_a_known_backend_that_is_not_installed_is_an_error_of_the_environment_with_the_command():
+def test_a_backend_that_is_not_installed_names_the_command():
     with pytest.raises(EnvironmentProblem) as caught:
         chosen("triton")
 
@@ -419,7 +417,7 @@ def test_use_backend_takes_exactly_one_name(name):
         pass
 
 
-def test_use_backend_refuses_what_cannot_work_and_leaves_the_current_one(install_plugin):
+def test_use_backend_refuses_an_unusable_backend(install_plugin):
     install_plugin("old", backend("old", UNUSABLE))
 
     with (
@@ -482,9 +480,7 @@ def test_the_reference_keeps_the_protocol():
         ),
     ],
 )
-def test_a_backend_that_breaks_the_protocol_is_named_with_what_is_wrong(
-    install_plugin, source, problem, message
-):
+def test_a_backend_that_breaks_the_protocol_is_refused(install_plugin, source, problem, message):
     install_plugin("bad", source)
 
     with pytest.raises(
@@ -535,7 +531,7 @@ def test_the_probe_of_the_reference_says_why_cuda_cannot_be_used(
     assert (result.usable, result.reason) == expected
 
 
-def test_the_probe_of_the_reference_without_torch_or_on_a_strange_device(monkeypatch):
+def test_the_probe_without_torch_or_on_an_unknown_device(monkeypatch):
     assert not reference_probe.probe("xla").usable
     monkeypatch.setattr(reference_probe, "find_spec", lambda _name: None)
     assert reference_probe.probe("cpu").reason == "torch is not installed"

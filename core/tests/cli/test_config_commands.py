@@ -1,4 +1,4 @@
-"""``arb config``, on kinds of config files that fake plugins bring."""
+"""``arb config`` on kinds of config files of fake plugins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import ConfigError, UsageProblem
 
 #: A plugin with the kind of config file NAME, whose top level is `Study`, two optimizers and two
-# templates.
+#: templates.
 PLUGIN = """
 from attrs import evolve, frozen
 
@@ -299,7 +299,7 @@ def test_validate_prints_faults_as_json_with_the_same_exit_code() -> None:
     }
 
 
-def test_validate_exits_with_3_when_only_something_is_not_installed(install_plugin: Any) -> None:
+def test_validate_exits_with_3_if_something_is_not_installed(install_plugin: Any) -> None:
     lost = PLUGIN.replace("NAME", "study").replace(
         'config="fake_study:Quick"', 'config="no_such_module:Quick"'
     )
@@ -321,7 +321,7 @@ def test_validate_of_an_absent_file_exits_with_2() -> None:
     assert json.loads(result.output)["faults"][0]["message"] == "absent.yaml: no such file"
 
 
-def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem(
+def test_a_document_that_fails_to_import_is_explained(
     install_plugin: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = PLUGIN.replace("NAME", "study").replace(
@@ -362,7 +362,7 @@ def test_of_several_kinds_the_one_called_run_is_meant(install_plugin: Any) -> No
     assert "did you mean 'other'?" in result.exception.hint
 
 
-def test_of_several_kinds_without_a_usual_one_one_has_to_be_named(install_plugin: Any) -> None:
+def test_one_of_several_unusual_kinds_has_to_be_named(install_plugin: Any) -> None:
     install_plugin("other", OTHER)
     install_plugin("study", PLUGIN.replace("NAME", "study"))
     result = run("validate", "arb.yaml")

@@ -191,7 +191,7 @@ def test_every_hook_is_listed_with_its_arguments(install_plugin, capsys):
 # --- backends
 
 
-def test_the_list_of_backends_shows_usable_unusable_and_not_installed(install_plugin, capsys):
+def test_the_list_of_backends_shows_every_status(install_plugin, capsys):
     install_plugin("old", OLD_BACKEND)
 
     assert {
@@ -231,7 +231,7 @@ def test_the_choice_of_a_backend_is_explained(install_plugin, capsys):
     ]
 
 
-def test_the_ops_that_the_reference_does_for_a_backend_are_listed(install_plugin, capsys):
+def test_fallback_ops_of_a_backend_are_listed(install_plugin, capsys):
     source = OLD_BACKEND.replace("False", "True") + (
         "from arb_ternary.backends.protocol import REQUIRED_OPS\n"
         "class Old:\n    name = 'old'\n    capabilities = {'fused_votes'}\n"
@@ -308,9 +308,7 @@ def test_doctor_explains_a_misspelt_backend_and_exits_with_2(install_plugin, mon
     assert "builtin  loaded" in report.out, "the report comes out all the same"
 
 
-def test_doctor_exits_with_3_when_the_named_backend_is_not_installed(
-    install_plugin, monkeypatch, capsys
-):
+def test_doctor_exits_with_3_for_a_missing_backend(install_plugin, monkeypatch, capsys):
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "triton")
 
     facts = as_json(capsys, "doctor", code=3)
@@ -323,9 +321,7 @@ def test_doctor_exits_with_3_when_the_named_backend_is_not_installed(
     ]
 
 
-def test_doctor_exits_with_3_when_a_plugin_that_is_asked_for_failed(
-    install_plugin, monkeypatch, capsys
-):
+def test_doctor_exits_with_3_for_a_failed_named_plugin(install_plugin, monkeypatch, capsys):
     install_plugin("broken", "raise RuntimeError('half written')")
     assert main(["doctor"]) == 0, "it is merely installed"
     monkeypatch.setenv("ARB_PLUGINS", "broken")
@@ -347,7 +343,7 @@ def test_doctor_reports_a_torch_that_cannot_be_imported(install_plugin, monkeypa
     assert report.err.startswith("error: torch cannot be imported: ModuleNotFoundError")
 
 
-def test_the_report_is_a_block_of_markdown_with_every_distribution(install_plugin, capsys):
+def test_the_report_is_markdown_with_every_distribution(install_plugin, capsys):
     text = printed(capsys, "doctor", "--report")
 
     assert text.startswith("```text\narb ")
@@ -376,7 +372,7 @@ def test_a_table_without_rows_still_has_its_head(capsys):
     assert capsys.readouterr().out == "name  size\n"
 
 
-def test_a_table_on_a_terminal_is_drawn_and_its_cells_are_not_markup(monkeypatch):
+def test_a_table_on_a_terminal_shows_markup_as_text(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
 

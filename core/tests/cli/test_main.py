@@ -71,7 +71,7 @@ def dance(install_plugin):
 # --- help
 
 
-def test_help_lists_every_command_with_its_summary_and_imports_no_target(dance, capsys):
+def test_help_lists_commands_and_imports_no_target(dance, capsys):
     assert main(["--help"]) == 0
 
     text = capsys.readouterr().out
@@ -164,9 +164,7 @@ def test_an_interrupt_exits_with_130(dance, capsys):
 @pytest.mark.parametrize(
     ("error", "code", "said"), [(EOFError, 1, "aborted"), (KeyboardInterrupt, 130, "interrupted")]
 )
-def test_an_end_of_input_in_a_prompt_is_a_failure_and_an_interrupt_is_one(
-    dance, monkeypatch, capsys, error, code, said
-):
+def test_end_of_input_and_interrupt_are_failures(dance, monkeypatch, capsys, error, code, said):
     def fail(_prompt=None):
         raise error
 
@@ -225,7 +223,7 @@ def test_an_unknown_command_gets_the_nearest_name(dance, capsys):
     )
 
 
-def test_a_command_that_is_not_installed_names_the_command_that_installs_it(install_plugin, capsys):
+def test_a_missing_command_names_the_install_command(install_plugin, capsys):
     assert main(["upcycle", "manifest.yaml"]) == 3
     assert (
         capsys.readouterr().err
@@ -240,7 +238,7 @@ def test_a_command_that_is_not_installed_names_the_command_that_installs_it(inst
         (["backends", "roofline"], "arb-ternary-bench"),
     ],
 )
-def test_a_command_of_a_group_that_is_not_installed_names_the_command_that_installs_it(
+def test_a_missing_command_of_a_group_names_the_install_command(
     install_plugin, capsys, arguments, distribution
 ):
     assert main(arguments) == 3
@@ -281,7 +279,7 @@ def test_a_command_whose_module_is_broken_names_its_plugin(install_plugin, capsy
     )
 
 
-def test_a_command_that_is_no_click_command_is_an_error_of_its_plugin(install_plugin, capsys):
+def test_a_target_that_is_no_click_command_is_an_error(install_plugin, capsys):
     install_plugin("dance", COMMAND).joinpath("fake_dance_command.py").write_text("dance = 3\n")
 
     assert main(["dance", "well"]) == 1
@@ -291,9 +289,7 @@ def test_a_command_that_is_no_click_command_is_an_error_of_its_plugin(install_pl
     )
 
 
-def test_a_wrong_name_in_a_variable_is_an_error_of_usage_everywhere(
-    install_plugin, monkeypatch, capsys
-):
+def test_a_wrong_name_in_a_variable_is_a_usage_error(install_plugin, monkeypatch, capsys):
     monkeypatch.setenv("ARB_PLUGINS", "nonesuch")
 
     assert main(["--help"]) == 2
@@ -369,7 +365,7 @@ def test_help_imports_nothing_heavy(tmp_path):
 
 def test_help_costs_little_more_than_its_libraries(tmp_path):
     # 150 ms of CPU time at most, on a slow machine that is idle; as a ratio, because other work on
-    # the same cores makes both slower. Byte code is written, as where the program is installed.
+    # the same cores makes both slower. Byte code is written, as it is for an installed program.
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
 

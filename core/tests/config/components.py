@@ -1,6 +1,4 @@
-"""Components for tests of configs: a registry of their own, with config classes of every supported
-shape.
-"""
+"""Components for tests of configs: a registry and config classes of every supported shape."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ MODULE = "arb_config_test_components"
 
 @frozen(kw_only=True)
 class RuleSpec(Spec):
-    """A kind of component that is not the core's."""
+    """A kind of component of another distribution."""
 
     kind = "rule"
     hook = "arb_register_rules"
@@ -233,9 +231,7 @@ SPECS = (
 
 
 class FakeRegistry:
-    """As the plugins' registry: ``adam``, ``sgd`` ...; a name that begins with ``absent`` is not
-    installed.
-    """
+    """A registry with the specs above; a name that begins with ``absent`` is not installed."""
 
     def __init__(self, specs: Sequence[Spec] = SPECS) -> None:
         self.specs = {(spec.kind, spec.name): spec for spec in specs}

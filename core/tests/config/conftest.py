@@ -1,4 +1,4 @@
-"""The fake components, importable under one name by the tests and by the specs' targets."""
+"""Import the fake components under one name, for the tests and for the targets of specs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def registry() -> Any:
 
 @pytest.fixture
 def failure(load: Any) -> Any:
-    """The error that a config gives: its class's exit code and its text as the command line prints
-    it.
-    """
+    """Return the exit code of the error that a config gives, and its text on the command line."""
 
     def run(text: str, *overrides: str) -> tuple[int, str]:
         with pytest.raises(ArbError) as caught:

@@ -1,4 +1,4 @@
-"""Structured configs back to plain values and round again."""
+"""Structured configs become plain values, and plain values become equal configs."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_every_faulty_override_is_reported() -> None:
     assert len(faults("seed", "seed.x=1", "seed=3")) == 2
 
 
-def test_overrides_of_something_that_is_not_a_mapping_leave_it_alone() -> None:
+def test_overrides_leave_a_value_that_is_no_mapping() -> None:
     document = apply_overrides(read_yaml("[1, 2]", "demo.yaml"), ["a=1"])
     assert document.data == [1, 2]
 
@@ -136,7 +136,7 @@ def test_a_path_reads_back_as_it_is_shown(parts: list[str | int]) -> None:
     assert parse_path(show_path(tuple(parts))) == tuple(parts)
 
 
-def test_the_origin_of_a_value_without_one_is_that_of_what_holds_it() -> None:
+def test_a_value_without_origin_has_that_of_its_container() -> None:
     origins = read_yaml("a: {b: 1}\n", "demo.yaml").origins
     assert find_origin(origins, ("a", "b", "c", 0)) == origins["a", "b"]
     assert find_origin({}, ("a",)) is None

@@ -138,12 +138,12 @@ def test_options_have_their_help_and_their_default() -> None:
     assert "default" not in SCHEMA["properties"]["data"]
 
 
-def test_a_component_is_a_bare_name_only_where_it_needs_no_options() -> None:
+def test_a_bare_name_needs_a_component_without_required_options() -> None:
     assert SCHEMA["$defs"]["phase"]["anyOf"][0] == {"enum": []}
     assert SCHEMA["$defs"]["model"]["anyOf"][0] == {"enum": ["bare", "everything", "stack"]}
 
 
-def test_a_component_whose_options_cannot_be_imported_accepts_any() -> None:
+def test_options_that_cannot_be_imported_accept_anything() -> None:
     lost = SCHEMA["$defs"]["optimizer.lost"]
     assert "no_such_module" in lost["description"]
     assert accepts(base(optimizer={"name": "lost", "anything": 1}))

@@ -159,22 +159,20 @@ def test_all_faults_are_reported_at_once_validators_included(faults: Any) -> Non
 @pytest.mark.parametrize(
     ("word", "meant"), [("learning_rate", "lr"), ("Learning_Rate", "lr"), ("max_steps", "steps")]
 )
-def test_a_key_by_the_name_that_other_programs_give_it_is_explained_by_meaning(
-    word: str, meant: str, faults: Any
-) -> None:
+def test_a_key_of_another_program_is_explained(word: str, meant: str, faults: Any) -> None:
     assert (
         faults(components.Standard, {"steps": 1, word: 1})[0]
         == f"{word}: unknown key; did you mean '{meant}'?"
     )
 
 
-def test_a_failure_of_the_whole_class_is_located_at_the_option_it_names(faults: Any) -> None:
+def test_a_fault_of_a_class_is_located_at_the_option_it_names(faults: Any) -> None:
     assert faults(components.Stack, {"width": 65}) == [
         "width: must be a multiple of 'heads'; 65 is not a multiple of 4"
     ]
 
 
-def test_a_validator_that_looks_at_another_option_is_asked_once_all_of_them_are_there(
+def test_a_validator_of_two_options_runs_when_both_exist(
     faults: Any,
 ) -> None:
     assert faults(components.Span, {"start": 3, "end": 2}) == [
@@ -185,7 +183,7 @@ def test_a_validator_that_looks_at_another_option_is_asked_once_all_of_them_are_
     ]
 
 
-def test_an_error_of_a_validator_that_says_nothing_about_the_config_is_not_taken_for_a_fault(
+def test_an_internal_error_of_a_validator_is_no_fault(
     registry: Any,
 ) -> None:
     with pytest.raises(RuntimeError, match="broken"):
@@ -204,7 +202,7 @@ def test_a_converter_sees_the_value_before_the_validator_does(registry: Any, fau
 # --- components
 
 
-def test_a_name_alone_and_a_mapping_with_a_name_choose_the_same_component(registry: Any) -> None:
+def test_a_bare_name_and_a_mapping_choose_the_same_component(registry: Any) -> None:
     alone = structure(OptimizerChoice, Document("adam"), registry)
     mapping = structure(OptimizerChoice, Document({"name": "adam"}), registry)
     assert alone == mapping
@@ -279,7 +277,7 @@ def test_a_choice_that_cannot_be_made_is_explained(faults: Any, data: Any, messa
     assert message in found
 
 
-def test_a_component_that_is_not_installed_is_an_environment_problem(registry: Any) -> None:
+def test_a_missing_component_is_an_environment_problem(registry: Any) -> None:
     with pytest.raises(EnvironmentProblem) as caught:
         structure(OptimizerChoice, Document("absent"), registry)
     assert caught.value.exit_code == 3
@@ -288,7 +286,7 @@ def test_a_component_that_is_not_installed_is_an_environment_problem(registry: A
     )
 
 
-def test_a_fault_of_the_config_wins_over_an_absent_component_and_lists_both(faults: Any) -> None:
+def test_a_config_fault_wins_over_an_absent_component(faults: Any) -> None:
     data = {"name": "wrapper", "inner": "absent", "limitz": {}}
     assert faults(OptimizerChoice, data) == [
         "limitz: unknown key; did you mean 'limits'?",
@@ -296,7 +294,7 @@ def test_a_fault_of_the_config_wins_over_an_absent_component_and_lists_both(faul
     ]
 
 
-def test_a_config_class_that_cannot_be_imported_is_an_environment_problem(registry: Any) -> None:
+def test_a_config_class_that_fails_to_import_is_explained(registry: Any) -> None:
     with pytest.raises(
         EnvironmentProblem,
         match="the config class no_such_module:Config cannot be imported: ModuleNotFoundError: No "

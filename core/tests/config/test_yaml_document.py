@@ -171,7 +171,7 @@ def test_an_alias_gives_the_anchors_value() -> None:
         ("a: !!int x\n", ["demo.yaml:1: 'x' is not what its tag !!int says"]),
     ],
 )
-def test_what_yaml_allows_and_a_config_does_not_is_a_fault_with_its_line(
+def test_yaml_that_a_config_forbids_is_a_fault_with_its_line(
     text: str, expected: list[str]
 ) -> None:
     assert faults(text) == expected

@@ -58,7 +58,7 @@ def record_of(name: str, distribution: str | None = None) -> PluginRecord:
     return found
 
 
-def test_a_good_plugin_is_ok_and_its_component_is_found_with_its_origin(install_plugin):
+def test_a_good_plugin_is_loaded_and_its_component_is_found(install_plugin):
     install_plugin("good", GOOD)
 
     found = manager().registry.get("masking", "stripes")
@@ -86,9 +86,7 @@ def test_targets_are_not_imported_by_loading(install_plugin):
     assert found.load()(None) == "built"
 
 
-def test_a_plugin_that_cannot_be_imported_costs_one_warning_and_the_rest_works(
-    install_plugin, capsys
-):
+def test_a_plugin_that_cannot_be_imported_is_one_warning(install_plugin, capsys):
     install_plugin("broken", BROKEN)
     install_plugin("good", GOOD)
 
@@ -142,7 +140,7 @@ def test_what_is_wrong_with_a_plugin_is_said_in_its_record(install_plugin, sourc
     assert manager().registry.names("masking") == ()
 
 
-def test_an_argument_that_the_hook_does_not_have_is_a_failure_that_names_it(install_plugin):
+def test_an_argument_that_the_hook_lacks_is_named(install_plugin):
     install_plugin("bad", HEAD + "@hookimpl\ndef arb_register_masking(width):\n    return ()\n")
 
     assert record_of("bad").status == "failed"
@@ -169,9 +167,7 @@ def test_a_plugin_that_fails_half_way_leaves_nothing_behind(install_plugin):
     assert plugins.implemented_by("half") == ()
 
 
-def test_a_hook_that_does_not_exist_is_an_unknown_hook_with_the_nearest_name(
-    install_plugin, capsys
-):
+def test_an_unknown_hook_gets_the_nearest_name(install_plugin, capsys):
     install_plugin("typo", GOOD.replace("arb_register_masking", "arb_register_maskings"))
 
     assert record_of("typo").status == "failed"
@@ -191,7 +187,7 @@ def test_a_hook_that_is_marked_optional_may_be_unknown(install_plugin):
     assert record_of("later").status == "loaded"
 
 
-def test_a_plugin_for_a_newer_interface_is_incompatible_and_says_what_to_do(install_plugin, capsys):
+def test_a_plugin_for_a_newer_interface_says_what_to_do(install_plugin, capsys):
     install_plugin("future", TOO_NEW)
 
     assert record_of("future").status == "failed"
@@ -202,7 +198,7 @@ def test_a_plugin_for_a_newer_interface_is_incompatible_and_says_what_to_do(inst
     )
 
 
-def test_a_plugin_without_an_interface_version_is_incompatible(install_plugin):
+def test_a_plugin_without_an_interface_version_is_refused(install_plugin):
     install_plugin("silent", GOOD.replace("ARB_API_VERSION = (1, 0)", ""))
 
     assert record_of("silent").status == "failed"
@@ -238,9 +234,7 @@ def test_a_plugin_for_1_0_fits_this_program():
 # --- one name twice
 
 
-def test_a_name_that_two_plugins_provide_belongs_to_neither_and_the_error_names_both(
-    install_plugin, capsys
-):
+def test_a_name_of_two_plugins_belongs_to_neither(install_plugin, capsys):
     install_plugin("one", OPTIMIZER)
     install_plugin("two", OPTIMIZER + GOOD.removeprefix(HEAD), version="2.0")
 
@@ -303,7 +297,7 @@ def test_a_plugin_cannot_take_a_command_of_the_core(install_plugin, capsys):
     assert "command 'plugins' is also provided by plugin 'builtin'" in capsys.readouterr().err
 
 
-def test_two_distributions_with_a_plugin_of_one_name_are_both_left_out(install_plugin):
+def test_plugins_that_share_a_name_are_left_out(install_plugin):
     install_plugin("same", OPTIMIZER, distribution="arb-ternary-left", module="fake_left")
     install_plugin("same", GOOD, distribution="arb-ternary-right", module="fake_right")
 
@@ -315,16 +309,16 @@ def test_two_distributions_with_a_plugin_of_one_name_are_both_left_out(install_p
     assert right.reason == "arb-ternary-left 1.0 has a plugin called 'same' too"
 
 
-def test_a_distribution_that_is_on_the_path_twice_counts_once_and_the_first_counts(install_plugin):
+def test_the_first_of_two_equal_distributions_counts(install_plugin):
     install_plugin("good", GOOD, version="1.0")
-    # put in front, in another spelling
+    # The second is put first on the path, in another spelling.
     install_plugin("good", GOOD, version="2.0", distribution="Arb_Ternary.good")
 
     assert record_of("good").version == "2.0"
     assert manager().registry.get("masking", "stripes").distribution == "Arb_Ternary.good"
 
 
-def test_a_distribution_with_damaged_entry_points_is_recorded_and_the_rest_works(install_plugin):
+def test_damaged_entry_points_are_recorded(install_plugin):
     folder = install_plugin("odd")
     next(folder.glob("*.dist-info/entry_points.txt")).write_text(
         "[arb_ternary.plugins]\nno equals sign\n"
@@ -350,7 +344,7 @@ def test_metadata_without_a_name_does_not_keep_a_plugin_out(install_plugin):
 # --- allow and block
 
 
-def test_a_blocked_plugin_is_not_imported_and_gives_no_warning(install_plugin, monkeypatch, capsys):
+def test_a_disabled_plugin_is_not_imported(install_plugin, monkeypatch, capsys):
     install_plugin("broken", BROKEN)
     monkeypatch.setenv("ARB_PLUGINS_DISABLED", "broken")
 
@@ -381,9 +375,7 @@ def test_an_empty_allow_list_leaves_only_the_core(install_plugin, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", ["ARB_PLUGINS", "ARB_PLUGINS_DISABLED"])
-def test_a_listed_name_that_matches_no_plugin_is_an_error_with_the_nearest_name(
-    install_plugin, monkeypatch, variable
-):
+def test_a_listed_name_without_plugin_gets_the_nearest(install_plugin, monkeypatch, variable):
     install_plugin("good", GOOD)
     monkeypatch.setenv(variable, "goof")
 
@@ -452,7 +444,7 @@ def test_plugins_are_loaded_in_the_order_of_their_names(install_plugin):
     assert [record.name for record in manager().records] == ["ant", "builtin", "zebra"]
 
 
-def test_a_plugin_that_asks_for_the_manager_while_it_is_loaded_fails_alone(install_plugin):
+def test_a_plugin_that_calls_the_manager_while_loading_fails(install_plugin):
     install_plugin("eager", "from arb_ternary.plugins.manager import manager\nmanager()\n")
 
     assert (
@@ -538,14 +530,14 @@ def test_a_plugin_adds_a_kind_of_component_that_others_register(install_plugin):
         manager().registry.get("sampler", "weighted")
 
 
-def test_without_the_plugin_that_brings_the_kind_an_optional_hook_is_not_called(install_plugin):
+def test_an_optional_hook_of_a_missing_kind_is_not_called(install_plugin):
     install_plugin("a_sampler", SAMPLER)
 
     assert record_of("a_sampler").status == "loaded"
     assert "sampler" not in manager().registry.kinds
 
 
-#: A hook of the plugin's own.
+#: A plugin that adds a hook.
 HOOKS = (
     HEAD
     + """
@@ -703,7 +695,7 @@ def test_a_name_is_registered_once(install_plugin):
     )
 
 
-def test_registering_a_component_that_exists_is_refused_as_a_whole(install_plugin):
+def test_registering_a_taken_name_is_refused_as_a_whole(install_plugin):
     class Rival:
         @hookimpl
         def arb_register_masking(self):
@@ -730,7 +722,7 @@ def test_only_what_was_registered_by_hand_can_be_removed(install_plugin):
         manager().unregister("builtin")
 
 
-def test_a_plugin_file_is_loaded_once_and_can_name_its_own_targets(install_plugin, tmp_path):
+def test_a_plugin_file_is_loaded_once_and_names_its_targets(install_plugin, tmp_path):
     file = tmp_path / "stripes_plugin.py"
     file.write_text(
         GOOD.replace("fake_good", "stripes_plugin") + "\ndef build(config):\n    return 'built'\n"
@@ -744,7 +736,7 @@ def test_a_plugin_file_is_loaded_once_and_can_name_its_own_targets(install_plugi
     assert manager().registry.get("masking", "stripes").load()(None) == "built"
 
 
-def test_a_plugin_file_that_fails_is_an_error_and_leaves_no_module(install_plugin, tmp_path):
+def test_a_plugin_file_that_fails_leaves_no_module(install_plugin, tmp_path):
     file = tmp_path / "broken_file.py"
     file.write_text(BROKEN)
 

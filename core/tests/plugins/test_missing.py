@@ -1,4 +1,4 @@
-"""What a user reads who names something that is not there."""
+"""The errors for names that are missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def problem(kind: str, name: str) -> ArbError:
     return caught.value
 
 
-def test_an_optimizer_that_is_not_installed_names_the_command_that_installs_it(install_plugin):
+def test_a_missing_optimizer_names_the_install_command(install_plugin):
     error = problem("optimizer", "signgsd")
 
     assert (
@@ -36,7 +36,7 @@ def test_an_optimizer_that_is_not_installed_names_the_command_that_installs_it(i
     assert error.exit_code == 3
 
 
-def test_a_member_of_a_family_that_is_not_installed_names_the_distribution_of_the_family(
+def test_a_missing_member_names_the_distribution_of_its_family(
     install_plugin,
 ):
     error = problem("optimizer", "gqc.gnts")
@@ -48,7 +48,7 @@ def test_a_member_of_a_family_that_is_not_installed_names_the_distribution_of_th
     assert error.exit_code == 3
 
 
-def test_a_misspelt_optimizer_gets_the_nearest_name_and_the_choices(install_plugin):
+def test_a_misspelt_name_gets_the_nearest_and_all_names(install_plugin):
     install_plugin("extra", OPTIMIZER)
 
     error = problem("optimizer", "swfit")
@@ -64,11 +64,11 @@ def test_a_misspelt_optimizer_gets_the_nearest_name_and_the_choices(install_plug
     assert error.exit_code == 2
 
 
-def test_a_misspelt_name_that_is_near_an_announced_one_is_told_so(install_plugin):
+def test_a_misspelt_name_gets_the_nearest_announced_one(install_plugin):
     assert "did you mean 'signgsd'?\n" in problem("optimizer", "singsd").hint
 
 
-def test_an_announced_component_whose_plugin_failed_says_so_and_not_to_install_it(install_plugin):
+def test_a_component_of_a_failed_plugin_says_so(install_plugin):
     install_plugin("signgsd", "raise RuntimeError('half written')")
 
     error = problem("optimizer", "signgsd")
@@ -81,7 +81,7 @@ def test_an_announced_component_whose_plugin_failed_says_so_and_not_to_install_i
     assert error.exit_code == 3
 
 
-def test_an_announced_component_whose_plugin_is_blocked_says_so(install_plugin, monkeypatch):
+def test_a_component_of_a_disabled_plugin_says_so(install_plugin, monkeypatch):
     install_plugin("signgsd", OPTIMIZER)
     monkeypatch.setenv("ARB_PLUGINS_DISABLED", "signgsd")
 
@@ -121,7 +121,7 @@ def test_an_unheard_of_name_may_come_from_any_plugin_that_failed(install_plugin)
     assert error.exit_code == 3
 
 
-def test_a_misspelling_stays_a_misspelling_when_some_plugin_failed(install_plugin):
+def test_a_misspelt_name_is_one_even_if_a_plugin_failed(install_plugin):
     install_plugin("one", "import a_module_that_is_not_there")
 
     error = problem("optimizer", "singsd")
@@ -133,7 +133,7 @@ def test_a_misspelling_stays_a_misspelling_when_some_plugin_failed(install_plugi
     ) in error.hint
 
 
-def test_blocked_plugins_are_mentioned_to_whoever_misses_a_name(install_plugin, monkeypatch):
+def test_disabled_plugins_are_mentioned_for_a_missing_name(install_plugin, monkeypatch):
     install_plugin("extra", OPTIMIZER)
     monkeypatch.setenv("ARB_PLUGINS", "")
 
@@ -148,7 +148,7 @@ def test_every_kind_explains_an_unknown_name(install_plugin, spec):
     assert problem(spec.kind, "qqqqqqqq").what == f"no {spec.noun} is called 'qqqqqqqq'"
 
 
-def test_a_kind_that_no_loaded_plugin_brings_is_a_problem_of_the_environment(install_plugin):
+def test_an_unknown_kind_is_an_environment_problem(install_plugin):
     error = problem("optimiser", "adamw")
 
     assert error.what == "no loaded plugin knows the kind of component 'optimiser'"
@@ -179,6 +179,6 @@ def test_what_is_installed_is_not_listed_as_missing(install_plugin):
     assert missing_names["gqc"] == "arb-ternary-gqc"
 
 
-def test_errors_of_a_registry_are_of_the_class_that_has_the_right_exit_code(install_plugin):
+def test_errors_of_the_registry_have_the_right_class(install_plugin):
     assert isinstance(problem("backend", "triton"), EnvironmentProblem)
     assert isinstance(problem("backend", "torhc"), UsageProblem)

@@ -1,6 +1,4 @@
-"""The hook surface is frozen, documented, and complete; so are the environment variables of the
-core.
-"""
+"""Hooks and environment variables of the core are frozen, documented and complete."""
 
 from __future__ import annotations
 

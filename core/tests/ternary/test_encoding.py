@@ -24,7 +24,7 @@ def encode_in_python(trits: list[list[int]]) -> list[list[int]]:
 
 
 @given(st.integers(0, 4), st.integers(0, 33), st.integers(0, 2**32 - 1))
-def test_encoding_equals_integer_arithmetic_and_decodes_to_the_same_trits(
+def test_encoding_matches_integer_arithmetic_and_decodes(
     rows: int, columns: int, seed: int
 ) -> None:
     trits = np.random.default_rng(seed).integers(-1, 2, (rows, columns), dtype=np.int8)
@@ -76,7 +76,7 @@ def test_a_row_takes_a_byte_for_five_trits() -> None:
     assert [bytes_per_row(k) for k in (0, 1, 5, 6, 10, 11)] == [0, 1, 1, 2, 2, 3]
 
 
-def test_rows_are_converted_a_few_at_a_time_with_the_same_bytes_and_errors(
+def test_conversion_in_parts_gives_the_same_bytes_and_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trits = torch.from_numpy(np.random.default_rng(0).integers(-1, 2, (7, 8), dtype=np.int8))

@@ -1,4 +1,4 @@
-"""Ternary modules: state and its two forms."""
+"""Ternary modules: their state, in flight and at rest."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_dense_weight_is_trits_times_powers_of_two() -> None:
 
 
 @pytest.mark.parametrize("fan_in", [16, 64, 256, 1024])
-def test_initial_weights_keep_unit_variance_within_a_power_of_two(fan_in: int) -> None:
+def test_initial_weights_keep_unit_variance(fan_in: int) -> None:
     layer = TernaryLinear(fan_in, 512, activations="float")
     y = layer(torch.randn(256, fan_in)).detach()
     # The nearest power of two is off by at most sqrt(2) in scale, 2 in variance; sampling adds a
@@ -116,7 +116,7 @@ def test_a_norm_starts_with_unit_gain_and_equals_torch() -> None:
         torch.testing.assert_close(norm(x), nn.functional.rms_norm(x, (48,), eps=1e-6))
 
 
-def test_a_norm_gain_scales_each_feature_and_votes_by_its_gradient() -> None:
+def test_a_norm_gain_scales_features_and_casts_votes() -> None:
     norm = TernaryRMSNorm(4)
     norm.set_trits(
         torch.tensor([[1, 0, -1, 1]], dtype=torch.int8), torch.tensor([[1]], dtype=torch.int8)
@@ -178,7 +178,7 @@ def test_modules_copy_and_pickle() -> None:
         other(torch.randn(2, 6)).sum().backward()
 
 
-def test_half_precision_models_keep_integer_state_and_give_their_dtype() -> None:
+def test_half_precision_models_keep_integer_state() -> None:
     layer = TernaryLinear(8, 3).to(torch.bfloat16)
     assert layer.votes.dtype == torch.int8
     assert layer(torch.randn(2, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
@@ -199,7 +199,7 @@ def test_votes_are_not_cast_inside_of_distributed_data_parallel(tmp_path: Path) 
         with pytest.raises(UsageProblem, match="those of rank 0") as told:
             model(torch.ones(2, 8))
         assert "torchrun --nproc_per_node N -m arb_ternary train CONFIG" in told.value.hint
-        # Evaluated or frozen it casts none, and beside the wrapper nothing is changed.
+        # Evaluated or frozen it casts none, and outside the wrapper nothing is changed.
         with torch.no_grad():
             model(torch.ones(2, 8))
         layer.frozen = True

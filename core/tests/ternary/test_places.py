@@ -1,6 +1,4 @@
-"""Layout follows device: weights rest in torch's layout wherever the chosen backend does not serve
-them.
-"""
+"""On a device that the chosen backend does not serve, weights have the layout of torch."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("vote_bits", [8, 2])
-def test_a_module_is_born_in_the_layout_of_torch_and_repacked_where_its_backend_serves(
+def test_a_module_is_repacked_where_its_backend_serves(
     vote_bits: int, elsewhere: _Elsewhere
 ) -> None:
     torch.manual_seed(0)
@@ -75,7 +73,7 @@ def test_a_module_is_born_in_the_layout_of_torch_and_repacked_where_its_backend_
         assert torch.equal(value, born[name]), name
 
 
-def test_nothing_is_computed_where_the_chosen_backend_does_not_serve(elsewhere: _Elsewhere) -> None:
+def test_a_backend_that_does_not_serve_computes_nothing(elsewhere: _Elsewhere) -> None:
     linear = TernaryLinear(40, 24, backend="elsewhere")
     table = TernaryEmbedding(5, 40, backend="elsewhere")
     for module, given in ((linear, torch.zeros(1, 40)), (table, torch.zeros(1, dtype=torch.int64))):
@@ -85,7 +83,7 @@ def test_nothing_is_computed_where_the_chosen_backend_does_not_serve(elsewhere: 
     assert linear(torch.zeros(1, 40)).shape == (1, 24)
 
 
-def test_the_way_to_another_device_leads_through_the_layout_of_torch(
+def test_a_move_to_another_device_uses_the_layout_of_torch(
     elsewhere: _Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere.reached = True

@@ -24,7 +24,7 @@ from arb_ternary.ternary.step_sums import StepSums
 
 
 class _Rule:
-    """As much of an optimizer as an exchange looks at."""
+    """The part of an optimizer that an exchange reads."""
 
     def __init__(self, module: Any, unit: int = 1) -> None:
         self.modules = [module]

@@ -1,4 +1,4 @@
-"""Modules that were made without accumulators: they compute the same, and refuse to learn."""
+"""Modules without accumulators compute the same, and refuse to learn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_one_computes_bit_for_bit_what_the_other_does(
     assert torch.equal(computes.to("cpu").trits(), learns.trits())
 
 
-def test_it_holds_no_accumulators_and_its_state_dict_has_all_else(
+def test_a_module_without_accumulators_saves_the_rest(
     pair: tuple[TernaryModule, TernaryModule, Tensor],
 ) -> None:
     learns, computes, _ = pair
@@ -104,7 +104,7 @@ def test_a_frozen_one_lets_gradients_through() -> None:
     torch.testing.assert_close(x.grad, layer.dense_weight().sum(dim=0).expand(4, 40))
 
 
-def test_weights_can_be_set_and_a_model_around_it_loads_a_whole_state_dict() -> None:
+def test_a_module_without_accumulators_loads_a_whole_state_dict() -> None:
     learns = nn.Sequential(TernaryLinear(40, 6))
     computes = nn.Sequential(without(lambda: TernaryLinear(40, 6)))
     computes.load_state_dict(learns.state_dict())
