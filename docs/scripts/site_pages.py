@@ -1,13 +1,15 @@
-"""Add the pages to the site that are not files of ``docs``: the reference and the reports.
+"""Add the pages to the site that are not files of ``docs``: the reference, the reports and
+``CONTRIBUTING.md``.
 
 A hook of mkdocs, see ``mkdocs.yml``. The reference is made from the code by ``reference.py``, in a
-process of its own. The reports are files of the bench plugin; links between them and the pages are
-those of the repository, and are rewritten to those of the site.
+process of its own. Reports are files of the bench plugin. Their links are those of the repository
+and are rewritten to those of the site.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +21,16 @@ from mkdocs.structure.pages import Page
 
 REPORTS = "plugins/arb-ternary-bench/reports/"
 ROOT = Path(__file__).parents[2]
+#: Code of one word that fits on a line of a phone: it is not broken.
+SHORT_CODE = re.compile(r"<code>([^<\s]{1,32})</code>")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages; called by mkdocs once it has found the files of ``docs``."""
     for path in sorted((ROOT / REPORTS).glob("*.md")):
         files.append(File.generated(config, f"reports/{path.name}", abs_src_path=str(path)))
+    contributing = str(ROOT / "CONTRIBUTING.md")
+    files.append(File.generated(config, "contributing.md", abs_src_path=contributing))
     command = [sys.executable, str(Path(__file__).with_name("reference.py"))]
     made = subprocess.run(command, check=True, capture_output=True, text=True)
     reference: dict[str, str] = json.loads(made.stdout)
@@ -47,8 +53,18 @@ def reference_nav(names: list[str]) -> list[Any]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links between pages and reports; called by mkdocs for every page."""
+    """Rewrite the links of the repository to those of the site; called by mkdocs for every page."""
+    if page.file.src_uri == "contributing.md":
+        return markdown.replace("](docs/", "](")
     if page.file.src_uri.startswith("reports/"):
         return markdown.replace("](../../../docs/", "](../")
     depth = page.file.src_uri.count("/")
     return markdown.replace(f"]({'../' * (depth + 1)}{REPORTS}", f"]({'../' * depth}reports/")
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark tables of config keys and short names for the style sheet; called for every page."""
+    if page.file.src_uri.startswith("reference/config/"):
+        html = html.replace("<table>", '<div class="keys"><table>')
+        html = html.replace("</table>", "</table></div>")
+    return SHORT_CODE.sub(r'<code class="whole">\1</code>', html)
