@@ -32,7 +32,7 @@ def test_the_audit_counts_what_is_there_and_nothing_else() -> None:
     assert frozen == 30
 
 
-def test_the_audit_counts_optimizer_moments_and_tied_tensors_once() -> None:
+def test_audit_counts_moments_and_tied_tensors_once() -> None:
     layer = nn.Linear(8, 8, bias=False)
     tied = nn.Sequential(layer, layer)
     optimizer = torch.optim.AdamW(tied.parameters())
@@ -52,7 +52,7 @@ def test_a_large_layer_takes_the_bits_of_the_format() -> None:
     )
 
 
-def test_the_audit_counts_four_bits_as_state_and_two_as_memory_of_a_step() -> None:
+def test_audit_counts_2_bit_votes_as_working_memory() -> None:
     counted = {}
     for bits in (8, 4, 2):
         layer = TernaryLinear(4096, 256, vote_bits=bits)

@@ -91,7 +91,7 @@ def test_of_many_checkpoints_at_a_step_the_newest_stay(tmp_path: Path, keep: int
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
 )
-def test_a_failure_at_any_point_leaves_a_good_checkpoint_and_the_next_save_works(
+def test_failure_at_any_point_leaves_a_good_checkpoint(
     point: str, error: BaseException, tmp_path: Path
 ) -> None:
     save(CheckpointStore(tmp_path, keep=1), 1)
@@ -125,7 +125,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     assert "--resume" in refused.value.hint
 
 
-def test_a_file_that_exceeds_what_the_system_allows_leaves_the_previous_checkpoint(
+def test_file_size_limit_leaves_the_previous_checkpoint(
     tmp_path: Path,
 ) -> None:
     """A real failure of write(2), below safetensors: the size of files is limited for a moment."""
@@ -168,7 +168,7 @@ def test_a_flipped_bit_in_the_state_names_the_file(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-def test_the_newest_good_one_is_found_behind_damaged_ones_which_are_set_aside(
+def test_newest_good_checkpoint_is_found_behind_damaged_ones(
     tmp_path: Path,
 ) -> None:
     store = CheckpointStore(tmp_path)
@@ -191,7 +191,7 @@ def test_the_newest_good_one_is_found_behind_damaged_ones_which_are_set_aside(
     ]
 
 
-def test_without_any_good_checkpoint_there_is_none_and_every_problem_is_told(
+def test_without_a_good_checkpoint_every_problem_is_listed(
     tmp_path: Path,
 ) -> None:
     assert CheckpointStore(tmp_path / "nothing").newest_good() == (None, ())
@@ -220,7 +220,7 @@ def test_a_pickle_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_checkpoint(path)
 
 
-def test_a_state_outlives_its_files_and_a_weight_that_is_not_what_was_verified_is_refused(
+def test_tensor_that_changed_after_verification_is_refused(
     tmp_path: Path,
 ) -> None:
     path = save(CheckpointStore(tmp_path), 6)

@@ -68,7 +68,7 @@ def test_every_state_comes_back_exactly_through_json_text(state: Any) -> None:
     assert same(decode_state(json.loads(text), tensors), state)
 
 
-def test_tensors_are_stored_under_their_path_and_come_back_in_place() -> None:
+def test_tensors_are_stored_under_their_path() -> None:
     state = {
         "a": [torch.tensor(1), {"b": torch.tensor([2.0])}],
         "c/d": torch.tensor(3),
@@ -92,7 +92,7 @@ def test_keys_that_print_alike_do_not_share_a_tensor() -> None:
     assert {key: int(value) for key, value in back.items()} == {1: 10, "1": 20}
 
 
-def test_the_state_dict_of_a_torch_optimizer_and_its_scheduler_survives() -> None:
+def test_state_of_torch_optimizer_and_scheduler_survives() -> None:
     parameters = [torch.nn.Parameter(torch.randn(3, 2)), torch.nn.Parameter(torch.randn(2))]
     optimizer = torch.optim.AdamW(parameters, lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 1, 3])
@@ -116,7 +116,7 @@ def test_the_state_dict_of_a_torch_optimizer_and_its_scheduler_survives() -> Non
     assert type(back["scheduler"]["milestones"]) is Counter
 
 
-def test_mappings_of_other_types_come_back_as_dicts_in_their_order() -> None:
+def test_other_mappings_come_back_as_ordered_dicts() -> None:
     tree, tensors = encode_state(OrderedDict([("z", 1), ("a", 2)]))
     assert list(decode_state(json.loads(json.dumps(tree)), tensors).items()) == [("z", 1), ("a", 2)]
 
@@ -134,9 +134,7 @@ DTYPES = (
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tensors_of_every_dtype_survive_and_so_do_scalars_views_and_empty_ones(
-    dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_tensors_of_every_dtype_and_form_survive(dtype: torch.dtype, tmp_path: Path) -> None:
     base = torch.arange(12).reshape(3, 4).to(dtype)
     tensors = {
         "whole": base,
@@ -155,7 +153,7 @@ def test_tensors_of_every_dtype_survive_and_so_do_scalars_views_and_empty_ones(
         assert torch.equal(back[name], tensor)
 
 
-def test_the_digest_of_a_tensor_depends_on_dtype_shape_and_every_bit() -> None:
+def test_tensor_digest_depends_on_dtype_shape_and_bits() -> None:
     tensor = torch.zeros(2, 3)
     others = [tensor.int(), tensor.reshape(3, 2), torch.tensor([[0, 0, 0], [0, 0, -0.0]])]
     digests = {tensor_digest(t) for t in [tensor, *others]}
@@ -163,7 +161,7 @@ def test_the_digest_of_a_tensor_depends_on_dtype_shape_and_every_bit() -> None:
     assert tensor_digest(tensor.clone().T.contiguous().T) == tensor_digest(tensor)
 
 
-def test_the_file_is_the_same_bytes_every_time_and_plain_safetensors(tmp_path: Path) -> None:
+def test_file_is_deterministic_plain_safetensors(tmp_path: Path) -> None:
     tensors = {name: torch.arange(4) for name in "badc"}
     contents = set()
     for number in range(8):
@@ -192,7 +190,7 @@ def test_a_flipped_bit_in_any_tensor_names_the_tensor(tmp_path: Path) -> None:
             read_tensors(path, sha256, digests)
 
 
-def test_a_flipped_bit_anywhere_in_the_header_is_an_error_that_names_the_file(
+def test_flipped_header_bit_names_the_file(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "t.safetensors"
@@ -207,7 +205,7 @@ def test_a_flipped_bit_anywhere_in_the_header_is_an_error_that_names_the_file(
             read_tensors(path, sha256, digests)
 
 
-def test_a_file_cut_at_any_length_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_truncated_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     digests = write_tensors(path, {"first": torch.zeros(4)}, "test")
     whole = path.read_bytes()
@@ -218,7 +216,7 @@ def test_a_file_cut_at_any_length_is_an_error_that_names_the_file(tmp_path: Path
             read_tensors(path, sha256, digests)
 
 
-def test_a_flipped_bit_anywhere_in_the_manifest_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_flipped_manifest_bit_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     write_manifest(path, {"step": 3, "files": {"a": {"size": 1}}})
     whole = path.read_bytes()

@@ -26,7 +26,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("tiny.yaml").write_text(CONFIG)
 
 
-def test_train_prints_the_audit_the_loss_beside_the_entropies_and_the_speed(
+def test_train_prints_audit_loss_baselines_and_speed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["train", "tiny.yaml"]) == 0
@@ -58,7 +58,7 @@ def test_a_failed_check_exits_with_1_and_says_why(capsys: pytest.CaptureFixture[
     assert "failed checks: validation_loss" in capsys.readouterr().err
 
 
-def test_a_directory_in_use_exits_with_2_and_resume_without_a_value_means_auto(
+def test_used_directory_exits_2_and_bare_resume_is_auto(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["train", "tiny.yaml", "--run-dir", "here"]) == 0
@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_that_is_named_exits_with_1(
     assert "step-00000004/model.safetensors: the file is truncated" in capsys.readouterr().err
 
 
-def test_the_backend_of_the_command_line_goes_before_the_environment(
+def test_backend_option_overrides_the_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "nonsense")
@@ -182,7 +182,7 @@ def test_common_settings_have_options_of_their_own() -> None:
     assert json.loads(Path("run/result.json").read_text())["steps"] == 3
 
 
-def test_such_an_option_needs_a_single_phase_and_a_value_that_the_config_takes(
+def test_phase_options_need_a_single_phase(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert (

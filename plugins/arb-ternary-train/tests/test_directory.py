@@ -66,7 +66,7 @@ def test_what_is_no_run_directory_is_named(tmp_path: Path) -> None:
         RunDirectory.existing(tmp_path)
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_creation_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArbError, match="cannot be made"):
         make(tmp_path / "file" / "run")

@@ -49,7 +49,7 @@ def run(
     return evaluate(model, data, masking or CausalMasking(), device=CPU, **given)
 
 
-def test_the_loss_is_the_mean_cross_entropy_of_every_pair_of_neighbours() -> None:
+def test_loss_is_mean_cross_entropy_of_all_pairs() -> None:
     generator = np.random.default_rng(0)
     stream = generator.integers(0, 5, 30)
     table = generator.normal(size=(5, 5))
@@ -114,7 +114,7 @@ class RandomHalf:
         )
 
 
-def test_random_masks_are_the_same_at_every_evaluation_and_other_ones_with_another_seed() -> None:
+def test_masks_of_evaluations_depend_on_the_seed_only() -> None:
     model = Bigram(torch.randn(5, 5))
     stream = np.arange(200) % 5
     masking = RandomHalf()
@@ -146,7 +146,7 @@ def test_the_training_loss_counts_only_the_positions_of_the_mask() -> None:
     assert not logits.grad[1, 0].any()
 
 
-def test_an_infinite_loss_at_a_position_that_does_not_count_changes_nothing() -> None:
+def test_infinite_loss_that_does_not_count_is_ignored() -> None:
     logits = torch.tensor([[[0.0, -math.inf], [0.0, 0.0]]])
     batch = MaskedBatch(
         torch.zeros(1, 2).long(), torch.ones(1, 2).long(), torch.tensor([[False, True]])
@@ -154,7 +154,7 @@ def test_an_infinite_loss_at_a_position_that_does_not_count_changes_nothing() ->
     assert float(masked_loss(logits, batch)) == pytest.approx(math.log(2))
 
 
-def test_a_batch_in_which_no_position_counts_has_loss_zero_and_a_gradient_of_zero() -> None:
+def test_batch_without_predictions_has_zero_loss_and_gradient() -> None:
     logits = torch.randn(1, 2, 4, requires_grad=True)
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     loss = masked_loss(logits, MaskedBatch(tokens, tokens, torch.zeros(1, 2, dtype=torch.bool)))
@@ -168,7 +168,7 @@ def test_an_infinite_loss_has_an_infinite_perplexity() -> None:
     assert Evaluation(loss=1e6, tokens=1).perplexity == math.inf
 
 
-def test_cross_entropies_of_simple_predictors_are_no_baselines_of_another_loss() -> None:
+def test_baselines_are_left_out_for_other_losses() -> None:
     class Counted:
         def baselines(self, block_size: int) -> dict[str, float]:
             return {"unigram_entropy": float(block_size)}

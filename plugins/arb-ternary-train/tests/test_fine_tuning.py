@@ -63,7 +63,7 @@ def test_a_pattern_names_a_part_or_a_module_that_holds_it(
     assert is_named(name, ["nothing", pattern]) is named
 
 
-def test_a_pattern_that_names_nothing_is_answered_with_names_near_it() -> None:
+def test_unknown_pattern_is_answered_with_near_names() -> None:
     names = ["embedding.weight", "blocks.0.attention.query", "head"]
     assert near("haed", names).startswith("Nearest: head.")
     assert "blocks.0.attention" in near("blocks.0.atention.*", names)
@@ -124,7 +124,7 @@ def test_a_factor_of_everything_is_a_rate_that_is_smaller_by_it(tiny: Any, files
     assert files_in(by_factor.path, model) != files_in(full.path, model)
 
 
-def test_a_factor_acts_on_what_its_pattern_names_and_on_nothing_else(tiny: Any) -> None:
+def test_factor_acts_only_on_what_its_pattern_names(tiny: Any) -> None:
     # In the first step all three see the same gradients.
     full, half = (
         tensors(tiny.run(name, *ONE, *more)[0]) for name, more in (("full", ()), ("half", HALF))
@@ -145,7 +145,7 @@ def test_factors_of_several_patterns_all_count(tiny: Any, files_in: Any) -> None
     assert files_in(once.path, model) == files_in(twice.path, model)
 
 
-def test_a_schedule_gives_a_group_with_a_factor_so_much_of_every_rate() -> None:
+def test_schedule_multiplies_rates_by_the_factor() -> None:
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
     groups = [
         {"params": [parameters[0]]},
@@ -207,12 +207,12 @@ def test_a_run_does_not_begin_with_patterns_that_do_nothing(
         ("init_skip=[head]", r"phases\[0\]\.init_skip: has no effect because 'init_from' is null"),
     ],
 )
-def test_a_config_is_told_what_its_values_may_be(tiny: Any, option: str, said: str) -> None:
+def test_invalid_values_name_what_is_allowed(tiny: Any, option: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         tiny.config(f"phases.0.{option}")
 
 
-def test_a_checkpoint_of_before_these_options_belongs_to_the_same_run(tiny: Any) -> None:
+def test_checkpoint_from_before_the_options_still_fits(tiny: Any) -> None:
     now = to_plain(tiny.config(), given=False)
     before = json.loads(json.dumps(now))
     for option in ("freeze", "rate_factors", "init_skip"):
@@ -228,9 +228,7 @@ def letters(tiny: Any) -> Path:
     return path
 
 
-def test_the_error_of_a_head_that_does_not_fit_says_how_to_start_it_afresh(
-    tiny: Any, letters: Path
-) -> None:
+def test_error_of_an_unfit_head_names_init_skip(tiny: Any, letters: Path) -> None:
     first, _ = tiny.run("first")
     with pytest.raises(CheckpointError) as by_flag:
         tiny.run("second", f"data.path={letters}", init_from=first.path)
@@ -245,9 +243,7 @@ def test_the_error_of_a_head_that_does_not_fit_says_how_to_start_it_afresh(
     assert "afresh" not in too_much.value.hint
 
 
-def test_what_is_skipped_starts_afresh_and_the_rest_is_that_of_the_other_run(
-    tiny: Any, letters: Path
-) -> None:
+def test_init_skip_starts_only_skipped_parts_afresh(tiny: Any, letters: Path) -> None:
     first, _ = tiny.run("first")
     quiet = (
         "phases.0.steps=1",
@@ -276,9 +272,7 @@ def test_what_is_skipped_starts_afresh_and_the_rest_is_that_of_the_other_run(
             assert torch.equal(tensor, source[name]), name
 
 
-def test_a_smaller_head_than_the_other_run_has_is_that_of_the_data(
-    tiny: Any, letters: Path
-) -> None:
+def test_skipped_head_has_the_size_of_the_data(tiny: Any, letters: Path) -> None:
     large, _ = tiny.run("large", f"data.path={letters}")
     kept, _ = tiny.run("kept", *ONE, init_from=large.path)
     small, _ = tiny.run("small", *ONE, init_from=large.path, init_skip=("head", "embedding"))

@@ -99,9 +99,7 @@ def plugin(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stop", [2, 4, 8])
-def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
-    tiny: Any, files_in: Any, stop: int
-) -> None:
+def test_grown_run_resumes_bitwise_and_can_be_used(tiny: Any, files_in: Any, stop: int) -> None:
     overrides = (PHASES, "checkpoint={every: 1, keep: 2}")
     whole, report = tiny.run("whole", *overrides)
     record_step = TrainingContext.record_step
@@ -126,7 +124,7 @@ def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
     ]
 
 
-def test_weights_of_a_grown_model_do_not_fit_one_that_has_not_grown(tiny: Any) -> None:
+def test_weights_of_a_grown_model_need_its_structure(tiny: Any) -> None:
     whole, _ = tiny.run("whole", PHASES)
     with pytest.raises(CheckpointError, match="its tensors are not those of the model") as refused:
         tiny.run("other", init_from=whole.path)

@@ -122,7 +122,7 @@ def test_a_run_takes_as_many_tokens_as_its_doublings_say(tiny: Any) -> None:
     assert train[4]["loss"] != before[4]["loss"]
 
 
-def test_micro_batches_that_are_twice_as_large_from_the_first_step_on_are_those_of_twice_the_size(
+def test_doubling_from_the_first_step_is_twice_the_batch_size(
     tiny: Any,
 ) -> None:
     grown, _ = tiny.run("grown", "phases.0.batch_doublings=[0.01]", "phases.0.eval_every=1000")
@@ -130,7 +130,7 @@ def test_micro_batches_that_are_twice_as_large_from_the_first_step_on_are_those_
     assert grown.metrics_file.read_bytes() == twice.metrics_file.read_bytes()
 
 
-def test_a_run_that_is_stopped_after_a_doubling_resumes_to_the_same_bytes(
+def test_run_stopped_after_a_doubling_resumes_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

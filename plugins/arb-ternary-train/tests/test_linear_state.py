@@ -32,7 +32,7 @@ def stepped(model: Decoder, optimizer: torch.optim.Optimizer) -> torch.optim.Opt
     return optimizer
 
 
-def test_a_float_weight_under_adamw_takes_96_bits_and_stores_its_gradient() -> None:
+def test_float_weight_under_adamw_takes_96_bits() -> None:
     model = decoder(float_parts=FLOATS, activations="float")
     found = linear_state(
         model, stepped(model, build_adamw(AdamWConfig(), collect_trainable(model)))
@@ -58,7 +58,7 @@ def test_moments_of_an_embedding_are_not_charged_to_the_linears() -> None:
     assert state.state_bytes == 10 * WEIGHTS // 8 + 2 * (5 * 128 + 256) + 6 * (1 + 4 * 8)
 
 
-def test_state_that_belongs_to_no_parameter_counts_as_the_linears() -> None:
+def test_state_without_parameter_counts_for_linears() -> None:
     class Keeps(torch.optim.SGD):
         def state_dict(self) -> dict[str, object]:
             return {**super().state_dict(), "scales": [torch.zeros(100)]}

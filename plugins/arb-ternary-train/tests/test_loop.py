@@ -167,7 +167,7 @@ def test_accumulated_micro_batches_are_averaged() -> None:
     torch.testing.assert_close(table(context), table(other))
 
 
-def test_a_deferred_step_keeps_the_gradient_the_weights_and_the_schedule() -> None:
+def test_deferred_step_keeps_gradient_weights_and_schedule() -> None:
     loop, context = loop_of(Deferring, lr_schedule="linear", lr=1.0, min_lr=0.0, steps=11)
     before = table(context)
     optimizer: Any = loop.optimizer
@@ -183,14 +183,14 @@ def test_a_deferred_step_keeps_the_gradient_the_weights_and_the_schedule() -> No
     assert optimizer.rates == pytest.approx([1.0] * 3 + [0.9] * 3)
 
 
-def test_the_loss_of_a_deferred_step_is_the_mean_over_all_its_micro_batches() -> None:
+def test_loss_of_deferred_step_is_mean_of_microbatches() -> None:
     single, _ = loop_of(lr=1e-12)
     losses = [step(single).loss for _ in range(3)]
     deferred, _ = loop_of(Deferring)
     assert step(deferred).loss == pytest.approx(sum(losses) / 3)
 
 
-def test_a_micro_batch_without_a_finite_loss_keeps_its_place_and_adds_no_gradient() -> None:
+def test_nonfinite_loss_keeps_its_index_without_gradient() -> None:
     loop, context = loop_of(poisoned=(2,), gradient_accumulation_steps=2)
     before = table(context)
     loop.train_microbatch()
@@ -208,7 +208,7 @@ def test_a_micro_batch_without_a_finite_loss_keeps_its_place_and_adds_no_gradien
     torch.testing.assert_close(table(context), table(third))
 
 
-def test_without_any_finite_loss_there_is_no_step_and_the_next_places_are_drawn() -> None:
+def test_no_step_without_any_finite_loss() -> None:
     loop, context = loop_of(poisoned=(1, 2, 5), gradient_accumulation_steps=2)
     before = table(context)
     assert [loop.train_microbatch() for _ in range(2)] == [None, None]
@@ -225,7 +225,7 @@ def test_without_any_finite_loss_there_is_no_step_and_the_next_places_are_drawn(
     assert step(loop).draws == 1
 
 
-def test_a_loss_that_never_becomes_finite_ends_the_run_with_an_error() -> None:
+def test_lasting_nonfinite_loss_ends_the_run() -> None:
     loop, context = loop_of(poisoned=tuple(range(1, 100)), max_skipped=5)
     before = table(context)
     with pytest.raises(
@@ -235,7 +235,7 @@ def test_a_loss_that_never_becomes_finite_ends_the_run_with_an_error() -> None:
     assert torch.equal(table(context), before)
 
 
-def test_a_lost_micro_batch_and_the_gradients_of_its_step_are_both_recorded() -> None:
+def test_skipped_loss_and_gradient_are_both_recorded() -> None:
     class Refusing(torch.optim.SGD):
         def step(self, closure: Any = None) -> StepOutcome:  # type: ignore[override]
             self.zero_grad()
@@ -254,7 +254,7 @@ def test_a_lost_micro_batch_and_the_gradients_of_its_step_are_both_recorded() ->
     assert context.skips[2:] == [("loss", 4), ("gradient", 4)]
 
 
-def test_an_update_that_the_optimizer_skips_is_counted_and_is_no_step() -> None:
+def test_update_skipped_by_the_optimizer_is_counted() -> None:
     class Skipping(torch.optim.SGD):
         def __init__(self, parameters: list[nn.Parameter]) -> None:
             super().__init__(parameters, lr=0.5)
@@ -302,7 +302,7 @@ class Signalled(torch.optim.SGD):
         super().step()
 
 
-def test_an_optimizer_that_takes_the_loss_gets_the_mean_of_its_micro_batches() -> None:
+def test_loss_signal_is_the_mean_of_microbatches() -> None:
     loop, _ = loop_of(Signalled, gradient_accumulation_steps=2)
     report = step(loop)
     optimizer: Any = loop.optimizer
@@ -337,7 +337,7 @@ def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: in
         assert torch.equal(table(resumed), table(context))
 
 
-def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(
+def test_overflowing_gradient_skips_and_lowers_the_scale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from arb_ternary_train import loop as module
@@ -370,7 +370,7 @@ def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(
     torch.testing.assert_close(table(third), table(context))
 
 
-def test_a_compiled_model_is_what_runs_and_the_plain_one_is_what_is_stored(
+def test_compiled_model_runs_and_plain_model_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiled: list[nn.Module] = []
@@ -387,7 +387,7 @@ def test_a_compiled_model_is_what_runs_and_the_plain_one_is_what_is_stored(
     assert torch.equal(table(context), table(other))
 
 
-def test_masks_depend_on_seed_step_and_micro_batch_and_not_on_the_global_generator() -> None:
+def test_masks_do_not_depend_on_the_global_generator() -> None:
     seen: list[torch.Tensor] = []
 
     class Recording(CausalMasking):
@@ -469,7 +469,7 @@ def test_options_without_effect_are_named(options: dict[str, Any], name: str, re
     assert list(unused_options(LoopOptions(**options))) == [(name, message)]
 
 
-def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() -> None:
+def test_subclass_may_override_mask_and_predict_only() -> None:
     seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     class Backwards(TrainingLoop):
@@ -581,7 +581,7 @@ def test_a_step_that_the_scaler_drops_takes_its_votes_along(
     assert step(loop).step == 2
 
 
-def test_votes_are_dropped_with_their_step_also_where_it_was_resumed(
+def test_votes_are_dropped_with_a_resumed_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends = []

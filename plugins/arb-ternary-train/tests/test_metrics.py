@@ -20,7 +20,7 @@ def write(path: Path, *steps: int) -> int:
         return writer.sync()
 
 
-def test_what_was_written_is_read_back_and_floats_survive_exactly(tmp_path: Path) -> None:
+def test_records_are_read_back_exactly(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     length = write(path, 1, 3, 7)
     assert read_metrics(path) == records(1, 3, 7)
@@ -41,7 +41,7 @@ def test_a_line_reaches_the_file_before_write_returns(tmp_path: Path) -> None:
         assert path.read_bytes() == b'{"step": 1}\n'
 
 
-def test_a_line_torn_by_a_kill_is_not_read_and_is_cut_when_the_file_is_opened_again(
+def test_torn_line_is_ignored_and_cut_on_reopening(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -53,7 +53,7 @@ def test_a_line_torn_by_a_kill_is_not_read_and_is_cut_when_the_file_is_opened_ag
     assert read_metrics(path) == records(1, 2, 3)
 
 
-def test_a_resume_cuts_the_file_to_the_length_that_the_checkpoint_knew(tmp_path: Path) -> None:
+def test_resume_cuts_the_file_to_the_recorded_length(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     length = write(path, 1, 2)
     write(path, 3, 4)
@@ -63,7 +63,7 @@ def test_a_resume_cuts_the_file_to_the_length_that_the_checkpoint_knew(tmp_path:
     assert read_metrics(path) == records(1, 2, 3, 4)
 
 
-def test_a_resume_drops_later_steps_where_the_length_does_not_fit_the_file(tmp_path: Path) -> None:
+def test_resume_of_an_edited_file_drops_later_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 2, 3)
     with MetricsWriter(path, resume_at=10_000, resume_step=2):
@@ -81,7 +81,7 @@ def test_a_run_that_starts_anew_starts_with_an_empty_file(tmp_path: Path) -> Non
     assert path.read_bytes() == b""
 
 
-def test_a_damaged_line_in_the_middle_is_an_error_with_its_number(tmp_path: Path) -> None:
+def test_damaged_line_is_an_error_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(ArbError, match=r"metrics\.jsonl:2: not a JSON object"):

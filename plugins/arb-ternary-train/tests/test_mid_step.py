@@ -27,7 +27,7 @@ phases:
 
 
 @pytest.mark.parametrize("optimizer", ["sign_votes", "scaled_votes"])
-def test_a_run_stopped_in_the_middle_of_a_step_ends_with_the_same_bytes(
+def test_run_stopped_within_a_step_resumes_bitwise(
     optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

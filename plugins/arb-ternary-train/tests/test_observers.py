@@ -41,7 +41,7 @@ class Failing:
         raise self.error
 
 
-def test_observers_are_called_in_the_order_of_the_config_with_the_arguments_they_name():
+def test_observers_are_called_in_order_of_the_config():
     log: list[str] = []
     observers = RunObservers({"first": Notes(log, "first"), "second": Notes(log, "second")})
 
@@ -97,7 +97,7 @@ def test_every_observer_hook_is_called_with_its_arguments():
         }
 
 
-def test_an_observer_that_fails_in_a_step_ends_the_run_with_its_name():
+def test_failing_observer_ends_the_run_and_is_named():
     log: list[str] = []
     observers = RunObservers({"csv": Failing(OSError("disk full")), "notes": Notes(log)})
 
@@ -109,7 +109,7 @@ def test_an_observer_that_fails_in_a_step_ends_the_run_with_its_name():
     assert log == []
 
 
-def test_an_error_of_ours_keeps_its_class_and_exit_code_and_names_the_observer():
+def test_arb_error_keeps_its_class_and_names_the_observer():
     observers = RunObservers(
         {"stop": Failing(Interrupted("asked to stop", "arb train --resume auto"))}
     )
@@ -124,7 +124,7 @@ def test_an_error_of_ours_keeps_its_class_and_exit_code_and_names_the_observer()
     )
 
 
-def test_at_the_end_of_a_run_every_observer_is_called_and_all_failures_are_named():
+def test_run_end_calls_all_observers_and_names_failures():
     log: list[str] = []
     observers = RunObservers(
         {
@@ -144,7 +144,7 @@ def test_at_the_end_of_a_run_every_observer_is_called_and_all_failures_are_named
     )
 
 
-def test_an_observer_with_a_misspelt_hook_is_refused_with_the_nearest_name():
+def test_misspelt_hook_is_refused_with_the_nearest_name():
     class Misspelt:
         @hookimpl
         def arb_step_ended(self): ...
@@ -161,7 +161,7 @@ def test_an_observer_without_a_hook_is_refused():
         RunObservers({"csv": object()})
 
 
-def test_an_observer_with_a_hook_that_a_run_never_calls_is_refused():
+def test_hook_that_runs_never_call_is_refused():
     class Registering:
         @hookimpl
         def arb_register_phases(self):
@@ -173,7 +173,7 @@ def test_an_observer_with_a_hook_that_a_run_never_calls_is_refused():
         RunObservers({"csv": Registering()})
 
 
-def test_an_observer_with_an_argument_that_the_hook_lacks_is_refused():
+def test_unknown_hook_argument_is_refused():
     class Wrong:
         @hookimpl
         def arb_step_end(self, loss): ...
@@ -233,7 +233,7 @@ def test_an_observer_may_wrap_all_others():
     ]
 
 
-def test_an_error_that_passes_through_a_wrapper_names_the_observer_that_failed():
+def test_error_through_a_wrapper_names_its_observer():
     log: list[str] = []
     observers = RunObservers({"around": Around(log), "csv": Failing(OSError("disk full"))})
 
@@ -313,7 +313,7 @@ def test_a_wrapper_that_passes_an_opinion_on_is_not_named_for_it():
     assert (passed, changed) == (("this", "torch"), ("around", "triton"))
 
 
-def test_an_opinion_outside_the_candidates_is_an_error_that_names_the_observer():
+def test_choice_outside_the_candidates_is_an_error():
     with pytest.raises(ComponentError) as caught:
         RunObservers({"this": Opinion("cuda")}).select_backend(
             BackendRequest(), ["triton", "torch"]

@@ -139,9 +139,7 @@ def plugin(tmp_path: Path) -> Iterator[None]:
     reset_manager()
 
 
-def test_pictures_are_learned_resumed_and_measured_by_a_trainer_that_knows_none(
-    tiny: Any, files_in: Any
-) -> None:
+def test_pictures_are_learned_resumed_and_evaluated(tiny: Any, files_in: Any) -> None:
     run, report = tiny.run("run", *PARTS)
     assert report.tokens == 60 * 8
     assert report.validation_loss < 0.9, "three classes alike would have ln 3 = 1.0986"

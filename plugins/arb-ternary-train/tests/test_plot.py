@@ -44,9 +44,7 @@ def test_several_runs_share_a_figure_under_their_names(tiny: Any, tmp_path: Path
         assert f"<!-- {words} -->" in drawn
 
 
-def test_a_run_without_a_step_and_a_place_that_cannot_be_written_are_errors(
-    tiny: Any, tmp_path: Path
-) -> None:
+def test_empty_run_and_unwritable_figure_are_errors(tiny: Any, tmp_path: Path) -> None:
     empty = RunDirectory(tmp_path / "empty")
     empty.path.mkdir()
     empty.metrics_file.write_text("")
@@ -67,7 +65,7 @@ def test_records_with_a_mark_are_found_whatever_their_event() -> None:
     assert marks_in(records) == [Mark(10, "bold", "switch"), Mark(20, "stack 2", "grown")]
 
 
-def test_each_mark_is_a_vertical_line_and_each_kind_one_entry_of_the_legend() -> None:
+def test_marks_are_lines_and_kinds_are_legend_entries() -> None:
     axes = Figure().add_subplot()
     marks = [
         Mark(100, "bold", "switch"),

@@ -125,9 +125,7 @@ def test_a_policy_that_changes_nothing_in_the_end_changes_no_bit(
     assert len(files_in(plain.path, RESULTS)) > 2
 
 
-def test_steps_that_are_taken_together_are_told_one_by_one_and_saved_and_judged_after_the_last(
-    tiny: Any, files_in: Any
-) -> None:
+def test_joint_steps_are_reported_singly_then_saved(tiny: Any, files_in: Any) -> None:
     """Three at once: steps 3, 6 and 8 stand where the model does; the evaluation of step 4 is made
     at 6.
     """
@@ -151,9 +149,7 @@ def test_steps_that_are_taken_together_are_told_one_by_one_and_saved_and_judged_
 
 
 @pytest.mark.parametrize("stop", [2, 3, 5])
-def test_a_run_that_is_stopped_among_steps_taken_together_resumes_to_the_same_bytes(
-    tiny: Any, files_in: Any, stop: int
-) -> None:
+def test_run_stopped_among_joint_steps_resumes_bitwise(tiny: Any, files_in: Any, stop: int) -> None:
     overrides = (policy(steps=3, trial=1), "checkpoint={every: 2, keep: 9}")
     whole, _ = tiny.run("whole", *overrides)
     record_step = TrainingContext.record_step
@@ -184,13 +180,13 @@ def test_rates_are_those_of_the_schedule_times_the_adjustment(tiny: Any) -> None
             assert after["rate"] == before["rate"] * 0.25
 
 
-def test_the_policy_is_asked_before_each_step_and_told_of_the_end(tiny: Any) -> None:
+def test_policy_is_called_before_each_step_and_at_the_end(tiny: Any) -> None:
     tiny.run("run", policy())
     loops = __import__("sys").modules["policies"].LOOPS
     assert [(loop.policy.asked, loop.policy.closed) for loop in loops] == [(8, True)]
 
 
-def test_a_policy_does_not_go_with_rates_that_nothing_sets(tiny: Any) -> None:
+def test_policy_needs_rates_that_are_set(tiny: Any) -> None:
     with pytest.raises(
         ArbError,
         match="policy: cannot change rates with 'lr_schedule': none, which does not set them",
@@ -198,7 +194,7 @@ def test_a_policy_does_not_go_with_rates_that_nothing_sets(tiny: Any) -> None:
         tiny.config(policy(), "phases.0.lr_schedule=none", "phases.0.warmup_steps=0")
 
 
-def test_a_run_from_before_there_were_policies_is_still_the_same_run() -> None:
+def test_run_from_before_policies_is_still_the_same() -> None:
     before = {"config": {"phases": [{"name": "standard", "steps": 3}]}}
     now = {"config": {"phases": [{"name": "standard", "steps": 3, "policy": None}]}}
     assert differences(before, now) == []
@@ -228,9 +224,7 @@ def tensors(loop: TrainingLoop) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("rule", ["sign_votes", "{name: scaled_votes, lr: 0.3}", "momentum_votes"])
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_a_snapshot_puts_back_every_bit_and_what_follows_is_the_same(
-    tiny: Any, tmp_path: Path, rule: str, where: str
-) -> None:
+def test_snapshot_restores_every_bit(tiny: Any, tmp_path: Path, rule: str, where: str) -> None:
     loop = loop_of(tiny, f"optimizer.ternary={rule}")
     for _ in range(3):
         loop.train_step()
@@ -250,7 +244,7 @@ def test_a_snapshot_puts_back_every_bit_and_what_follows_is_the_same(
         assert all(map(torch.equal, ends, tensors(loop)))
 
 
-def test_a_snapshot_without_the_cursor_puts_back_what_was_learnt_and_goes_on(tiny: Any) -> None:
+def test_snapshot_without_cursor_restores_only_what_was_learnt(tiny: Any) -> None:
     loop = loop_of(tiny)
     for _ in range(3):
         loop.train_step()
@@ -264,7 +258,7 @@ def test_a_snapshot_without_the_cursor_puts_back_what_was_learnt_and_goes_on(tin
     assert (loop.step, loop.microbatches, loop.batches.state_dict()) == (7, 7, cursor)
 
 
-def test_what_the_model_remembers_of_a_text_goes_back_with_the_cursor_alone(tiny: Any) -> None:
+def test_runtime_state_is_restored_with_the_cursor_only(tiny: Any) -> None:
     """What comes next does not continue the text that was read before the snapshot."""
     loop = loop_of(tiny, "phases.0.preserve_state=true")
     for _ in range(3):
@@ -280,7 +274,7 @@ def test_what_the_model_remembers_of_a_text_goes_back_with_the_cursor_alone(tiny
     assert loop.model.runtime_state() is None
 
 
-def test_a_snapshot_between_micro_batches_of_a_step_holds_their_gradients(tiny: Any) -> None:
+def test_snapshot_within_a_step_holds_gradients(tiny: Any) -> None:
     loop = loop_of(tiny, "phases.0.gradient_accumulation_steps=3", "optimizer.ternary=scaled_votes")
     for _ in range(4):
         loop.train_step()
@@ -326,7 +320,7 @@ def test_the_adjustment_s_clipping_goes_before_the_loop_s(tiny: Any) -> None:
     assert moved[None] is None
 
 
-def test_too_many_losses_that_are_not_finite_are_an_error_that_says_which_was_the_last(
+def test_diverged_names_the_last_skip(
     tiny: Any,
 ) -> None:
     loop = loop_of(tiny, "phases.0.max_skipped=3")

@@ -72,7 +72,7 @@ def observe(monkeypatch: pytest.MonkeyPatch, **observers: object) -> None:
 
 
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS.keys())
-def test_a_run_that_dies_between_checkpoints_and_resumes_ends_with_the_same_bytes(
+def test_resume_after_kill_is_bitwise(
     tiny: Any, files_in: Any, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
     whole, _ = tiny.run("whole", *overrides)
@@ -85,9 +85,7 @@ def test_a_run_that_dies_between_checkpoints_and_resumes_ends_with_the_same_byte
         assert files_in(resumed.path) == files_in(whole.path)
 
 
-def test_a_run_that_dies_at_any_point_of_the_checkpoint_writer_resumes_to_the_same_bytes(
-    tiny: Any, files_in: Any
-) -> None:
+def test_resume_after_kill_within_a_checkpoint_is_bitwise(tiny: Any, files_in: Any) -> None:
     counter = KillAt(0)
     whole, _ = tiny.run("whole", faults=counter)
     # three checkpoints of nine points each; the last one removes the first
@@ -130,9 +128,7 @@ def test_signal_saves_mid_step_and_resume_continues(
     assert files_in(resumed.path, final) == files_in(whole.path, final)
 
 
-def test_the_same_config_gives_the_same_bytes_and_another_seed_gives_others(
-    tiny: Any, files_in: Any
-) -> None:
+def test_same_config_gives_the_same_bytes(tiny: Any, files_in: Any) -> None:
     first, _ = tiny.run("first")
     again, _ = tiny.run("again")
     other, _ = tiny.run("other", "seed=4")
@@ -177,7 +173,7 @@ def test_evaluations_and_checkpoints_do_not_disturb_training(tiny: Any) -> None:
     assert len(losses[0]) == 8
 
 
-def test_a_run_directory_holds_what_is_needed_to_repeat_and_to_use_the_run(tiny: Any) -> None:
+def test_run_directory_holds_all_that_a_repetition_needs(tiny: Any) -> None:
     run, report = tiny.run("run")
     record = run.record()
     assert record["seed"] == 3
@@ -206,9 +202,7 @@ def test_a_second_run_is_refused_in_the_same_directory(tiny: Any) -> None:
         tiny.run("run")
 
 
-def test_resume_auto_starts_from_the_beginning_where_there_is_nothing_to_resume(
-    tiny: Any, files_in: Any
-) -> None:
+def test_resume_auto_without_checkpoint_starts_anew(tiny: Any, files_in: Any) -> None:
     whole, _ = tiny.run("whole")
     fresh, _ = tiny.run("fresh", resume="auto")
     assert files_in(fresh.path) == files_in(whole.path)
@@ -222,7 +216,7 @@ def test_resuming_a_finished_run_changes_nothing(tiny: Any, files_in: Any) -> No
     assert report.tokens_per_second == 0.0
 
 
-def test_resume_auto_passes_over_a_damaged_checkpoint_and_says_what_was_wrong(
+def test_resume_auto_skips_a_damaged_checkpoint(
     tiny: Any, files_in: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, _ = tiny.run("run")
@@ -239,7 +233,7 @@ def test_resume_auto_passes_over_a_damaged_checkpoint_and_says_what_was_wrong(
     assert [path.name for path in (run.checkpoints / "set-aside").iterdir()] == ["step-00000008-0"]
 
 
-def test_resume_from_a_damaged_checkpoint_is_refused_with_the_file_and_the_tensor(
+def test_resume_from_a_damaged_checkpoint_names_the_tensor(
     tiny: Any,
 ) -> None:
     run, _ = tiny.run("run")
@@ -270,7 +264,7 @@ def test_resume_from_an_older_checkpoint_rewinds_the_run(tiny: Any, files_in: An
         ("phases.0.steps=9", "phases[0].steps: 8 there, 9 here"),
     ],
 )
-def test_a_checkpoint_of_another_config_is_refused_by_the_name_of_the_setting(
+def test_checkpoint_of_another_config_names_the_setting(
     tiny: Any, override: str, named: str
 ) -> None:
     tiny.run("run")
@@ -289,7 +283,7 @@ def test_a_checkpoint_of_other_data_is_refused(tiny: Any) -> None:
         tiny.run("run", resume="auto")
 
 
-def test_where_a_run_keeps_its_checkpoints_may_change_on_a_resume(tiny: Any, files_in: Any) -> None:
+def test_checkpoint_options_may_change_on_resume(tiny: Any, files_in: Any) -> None:
     whole, _ = tiny.run("whole")
     run, _ = tiny.run("run")
     shutil.rmtree(run.checkpoints / "step-00000008")
@@ -323,7 +317,7 @@ def test_weights_of_another_shape_are_refused_by_name(tiny: Any) -> None:
     assert "the model's is (" in refused.value.hint
 
 
-def test_a_failed_check_is_reported_and_the_result_is_written_all_the_same(tiny: Any) -> None:
+def test_failed_check_is_reported_and_result_written(tiny: Any) -> None:
     run, report = tiny.run("run", "checks=[pure, {name: validation_loss, max: 100.0}]")
     assert report.failed_checks == ("pure",)
     written = json.loads(run.result_file.read_text())["checks"]
@@ -333,7 +327,7 @@ def test_a_failed_check_is_reported_and_the_result_is_written_all_the_same(tiny:
     ]
 
 
-def test_observers_see_the_run_in_order_and_keep_their_state_over_a_resume(
+def test_observers_keep_their_state_over_a_resume(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Watcher:
@@ -411,7 +405,7 @@ def test_a_component_that_lacks_part_of_its_protocol_is_named(
         tiny.run("run")
 
 
-def test_the_default_directory_is_unique_and_resume_takes_the_newest(
+def test_default_directory_is_unique_and_resume_is_newest(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -132,9 +132,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_file_that_is_not_whole_or_lies_is_an_error_that_names_it(
-    what: str, tmp_path: Path
-) -> None:
+def test_damaged_file_is_named(what: str, tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(HOSTILE[what])
     with pytest.raises(
@@ -159,7 +157,7 @@ def test_no_mutation_of_a_file_does_anything_else_than_that(tmp_path: Path) -> N
             assert sum(found[name].nbytes for name in found) < len(content)
 
 
-def test_a_file_that_is_missing_or_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+def test_missing_or_shrinking_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     with pytest.raises(DataError, match=r"t\.safetensors: cannot be read: No such file"):
         SafetensorsFile(path)

@@ -20,14 +20,14 @@ def value(kind: str, step: int, *, steps: int = N, warmup: int = W) -> float:
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "sqrt", "constant"])
-def test_the_warm_up_rises_linearly_and_reaches_the_peak_on_its_last_step(kind: str) -> None:
+def test_warmup_rises_linearly_to_the_peak(kind: str) -> None:
     assert value(kind, 0) == pytest.approx(PEAK / W)
     assert value(kind, 4) == pytest.approx(PEAK / 2)
     assert value(kind, W - 1) == PEAK
     assert value(kind, W) == PEAK
 
 
-def test_cosine_is_at_the_mean_in_the_middle_and_at_the_floor_on_the_last_step() -> None:
+def test_cosine_values() -> None:
     assert value("cosine", W + 45) == pytest.approx((PEAK + FLOOR) / 2)
     assert value("cosine", W + 30) == pytest.approx(
         FLOOR + (PEAK - FLOOR) * (1 + math.cos(math.pi / 3)) / 2
@@ -40,16 +40,14 @@ def test_linear_falls_evenly_to_the_floor_on_the_last_step() -> None:
     assert value("linear", N - 1) == pytest.approx(FLOOR)
 
 
-def test_sqrt_has_fallen_half_way_after_a_quarter_of_the_steps_and_ends_at_the_floor() -> None:
+def test_sqrt_values() -> None:
     assert value("sqrt", 20, warmup=0, steps=81) == pytest.approx((PEAK + FLOOR) / 2)
     # 4/9 of the way, whose root is 2/3
     assert value("sqrt", W + 40) == pytest.approx(PEAK - (PEAK - FLOOR) * 2 / 3)
     assert value("sqrt", N - 1) == pytest.approx(FLOOR)
 
 
-def test_two_stage_is_the_line_until_the_middle_and_two_thirds_of_it_from_there_to_the_floor() -> (
-    None
-):
+def test_two_stage_values() -> None:
     # N = 101: the second stage begins at step 51, 41/90 of the way from the peak at step 10 to the
     # floor at step 100.
     assert [value("two_stage", step) for step in (W, 30, 50)] == [
@@ -61,7 +59,7 @@ def test_two_stage_is_the_line_until_the_middle_and_two_thirds_of_it_from_there_
     assert value("two_stage", N - 1) == pytest.approx(FLOOR)
 
 
-def test_two_stage_to_zero_is_two_thirds_of_the_line_in_the_second_half() -> None:
+def test_two_stage_to_zero_is_two_thirds_of_linear() -> None:
     def rate(kind: str, step: int) -> float:
         return scheduled_value(kind, step, steps=N, warmup=W, peak=PEAK, floor=0.0)  # type: ignore[arg-type]
 
@@ -80,7 +78,7 @@ def test_two_stage_never_drops_below_the_floor_nor_leaves_it() -> None:
     assert rates[10:] == [0.35] * 10
 
 
-def test_two_stage_after_a_warm_up_beyond_the_middle_starts_its_second_stage_at_once() -> None:
+def test_two_stage_after_a_long_warmup() -> None:
     assert value("two_stage", 79, warmup=80) == PEAK
     assert value("two_stage", 80, warmup=80) == pytest.approx(PEAK * 2 / 3)
     assert value("two_stage", N - 1, warmup=80) == pytest.approx(FLOOR)
@@ -133,7 +131,7 @@ def two_groups() -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=1.0)
 
 
-def test_float_groups_take_the_phases_rate_and_ternary_groups_a_multiple_of_their_own() -> None:
+def test_float_groups_take_lr_and_ternary_groups_their_own() -> None:
     optimizer = two_groups()
 
     def at(step: int) -> dict[str, float]:
@@ -147,7 +145,7 @@ def test_float_groups_take_the_phases_rate_and_ternary_groups_a_multiple_of_thei
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([FLOOR, 0.5])
 
 
-def test_without_a_rate_of_the_phase_a_float_group_keeps_its_own_as_the_peak() -> None:
+def test_float_group_without_lr_keeps_its_own_peak() -> None:
     rates = [
         apply_schedule(
             two_groups(), "linear", step, steps=N, warmup=0, lr=None, min_lr=None, min_rate=0.1
@@ -172,7 +170,7 @@ def test_none_leaves_every_rate_alone_but_sets_the_phases_own() -> None:
     }
 
 
-def test_a_wrappers_own_quantity_is_not_scheduled_and_a_shared_group_only_once() -> None:
+def test_groups_of_wrappers_are_not_scheduled() -> None:
     inner = two_groups()
     groups = list(scheduled_groups(Wrapper(inner)))  # type: ignore[arg-type]
     assert [group["kind"] for group in groups] == ["float", "ternary"]

@@ -44,7 +44,7 @@ def test_derived_seeds_tell_parts_types_and_order_apart() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_a_derived_generator_draws_the_same_whatever_was_drawn_before() -> None:
+def test_derived_generator_is_independent_of_earlier_draws() -> None:
     first = torch.rand(4, generator=derived_generator(1, "mask"))
     torch.rand(100)
     assert torch.equal(first, torch.rand(4, generator=derived_generator(1, "mask")))
@@ -59,7 +59,7 @@ def test_seeding_makes_every_global_generator_repeat() -> None:
     assert all(a != b for a, b in zip(draw(), first, strict=True))
 
 
-def test_the_global_generators_continue_exactly_from_a_stored_state() -> None:
+def test_global_generators_continue_from_a_stored_state() -> None:
     seed_everything(1)
     draw()  # numpy now holds half of a pair of normal numbers
     tree, tensors = encode_state(global_rng_state(CPU))
@@ -79,7 +79,7 @@ def test_draws_inside_the_guard_leave_no_trace() -> None:
     assert draw() == expected
 
 
-def test_deterministic_algorithms_are_wanted_within_the_block_only() -> None:
+def test_deterministic_algorithms_only_within_the_block() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     for wanted in (True, False):
         with deterministic_algorithms(wanted):

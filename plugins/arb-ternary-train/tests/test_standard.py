@@ -10,7 +10,7 @@ from arb_ternary_train.checkpoint import CheckpointStore
 from arb_ternary_train.metrics import read_metrics
 
 
-def test_the_metrics_file_has_every_step_once_with_rates_on_schedule(tiny: Any) -> None:
+def test_metrics_have_every_step_with_scheduled_rates(tiny: Any) -> None:
     run, _ = tiny.run(
         "run", "phases.0.lr_schedule=linear", "phases.0.min_lr=0.001", "phases.0.min_rate=0.5"
     )
@@ -33,7 +33,7 @@ def test_the_metrics_file_has_every_step_once_with_rates_on_schedule(tiny: Any) 
     assert evaluations == [(4, "standard"), (8, "")]
 
 
-def test_training_lowers_the_loss_of_a_ternary_model_below_the_unigram_entropy(tiny: Any) -> None:
+def test_training_beats_the_unigram_entropy(tiny: Any) -> None:
     _, report = tiny.run(
         "run",
         "phases.0.steps=150",
@@ -79,7 +79,7 @@ def test_a_rate_that_is_given_twice_is_refused_with_both_places(tiny: Any) -> No
     tiny.run("votes", "optimizer.ternary={name: sign_votes, lr: 0.5}")
 
 
-def test_an_optimizer_that_cannot_train_all_of_the_model_is_refused(tiny: Any) -> None:
+def test_optimizer_that_cannot_train_all_parts_is_refused(tiny: Any) -> None:
     with pytest.raises(
         ConfigError,
         match="optimizer: 'sign_votes' cannot train float parameters, and the model has",
@@ -101,7 +101,7 @@ def test_activation_checkpointing_and_workers_change_no_bit(tiny: Any, files_in:
     assert files_in(plain.path, same) == files_in(other.path, same)
 
 
-def test_preserved_state_changes_the_loss_from_the_second_batch_on(tiny: Any) -> None:
+def test_preserved_state_changes_later_losses(tiny: Any) -> None:
     options = ("phases.0.lr_schedule=none", "phases.0.warmup_steps=0")
     streamed, _ = tiny.run("streamed", *options, "phases.0.preserve_state=true")
     from arb_ternary_train import loop

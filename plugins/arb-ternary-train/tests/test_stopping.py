@@ -92,9 +92,7 @@ def test_a_check_of_the_loss_evaluates_where_the_run_does_not(tiny: Any) -> None
     assert report.validation_loss is not None
 
 
-def test_a_run_without_checkpoints_writes_none_but_when_it_is_stopped(
-    tiny: Any, signal_at: Any
-) -> None:
+def test_run_without_checkpoints_saves_only_when_stopped(tiny: Any, signal_at: Any) -> None:
     run, _ = tiny.run("never", "checkpoint.every=0")
     assert not list(run.checkpoints.iterdir())
     signal_at(1)
@@ -106,9 +104,7 @@ def test_a_run_without_checkpoints_writes_none_but_when_it_is_stopped(
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(3, 16_384), (80, 80 * 32 * 8)])
-def test_the_evaluation_at_the_end_takes_no_more_tokens_than_the_run_and_some_at_least(
-    steps: int, tokens: int, tiny: Any
-) -> None:
+def test_tokens_of_the_evaluation_at_the_end(steps: int, tokens: int, tiny: Any) -> None:
     (tiny.folder / "validation.txt").write_text((tiny.folder / "text.txt").read_text() * 20)
     data = (
         f"data={{name: text, path: {tiny.folder}/text.txt, validation: "

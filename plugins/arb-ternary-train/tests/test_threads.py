@@ -96,7 +96,7 @@ def observe(monkeypatch: pytest.MonkeyPatch, watcher: Watcher) -> Watcher:
         ("threads=auto", "4", 4),
     ],
 )
-def test_a_run_computes_with_the_number_that_it_writes_down_and_gives_torch_its_own_back(
+def test_run_uses_the_recorded_number_of_threads(
     override: str, variable: str | None, expected: int, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if variable is not None:
@@ -165,8 +165,8 @@ def test_a_number_of_threads_that_is_none_is_refused(tiny: Any) -> None:
 @pytest.mark.skipif(
     "OpenMP" not in torch.__config__.parallel_info(), reason="torch has threads of another kind"
 )
-@pytest.mark.parametrize("policy", [None, "active"])
-def test_the_program_has_threads_sleep_while_they_wait_unless_the_user_says_otherwise(
+@pytest.mark.parametrize("policy", [None, pytest.param("active", marks=pytest.mark.extended)])
+def test_waiting_threads_sleep_by_default(
     policy: str | None,
 ) -> None:
     environment = {

@@ -18,7 +18,7 @@ def test_configuring_sets_every_module_and_returns_the_threshold() -> None:
         configure_ternary_training(model, accum_threshold=128)
 
 
-def test_a_threshold_that_the_accumulators_cannot_reach_is_refused() -> None:
+def test_threshold_beyond_the_accumulators_is_refused() -> None:
     model = nn.Sequential(TernaryLinear(4, 4), TernaryLinear(8, 4, vote_bits=4))
     with pytest.raises(ValueError, match="1: accumulators of 4 bits end at 7"):
         configure_ternary_training(model)

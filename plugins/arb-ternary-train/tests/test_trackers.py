@@ -16,7 +16,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_table_has_one_row_a_step_with_the_numbers_of_the_metrics_file(tiny: Any) -> None:
+def test_table_has_one_row_per_step(tiny: Any) -> None:
     run, _ = tiny.run("run", "trackers=[csv, {name: csv, path: deep/again.csv}]")
     table = rows(run.path / "metrics.csv")
     train = [record for record in read_metrics(run.metrics_file) if record["event"] == "train"]
@@ -26,9 +26,7 @@ def test_the_table_has_one_row_a_step_with_the_numbers_of_the_metrics_file(tiny:
     assert len(rows(run.path / "deep" / "again.csv")) == 8
 
 
-def test_a_resumed_run_continues_the_table_without_a_gap_or_a_repetition(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_continues_the_table(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from arb_ternary_train.context import TrainingContext
 
     record_step = TrainingContext.record_step
@@ -50,7 +48,7 @@ def test_a_resumed_run_continues_the_table_without_a_gap_or_a_repetition(
     assert [int(row["step"]) for row in rows(run.path / "metrics.csv")] == list(range(1, 9))
 
 
-def test_a_tracker_outside_a_run_and_a_path_that_cannot_be_written_are_errors(tiny: Any) -> None:
+def test_tracker_outside_a_run_is_an_error(tiny: Any) -> None:
     with pytest.raises(ArbError, match="outside a run"):
         build_csv(CsvConfig()).arb_checkpoint_save(None, {})  # type: ignore[arg-type]
     with pytest.raises(ArbError, match="cannot be written"):

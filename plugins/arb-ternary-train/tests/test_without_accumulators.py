@@ -52,7 +52,7 @@ def _bytes(model: nn.Module) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def test_a_run_is_read_back_without_accumulators_and_measures_the_same(tiny: Any) -> None:
+def test_run_without_accumulators_evaluates_the_same(tiny: Any) -> None:
     run, report = tiny.run("run")
     computes = load_run(run.path)
     learns = load_run(run.path, accumulators=True)
@@ -75,7 +75,7 @@ def test_with_accumulators_a_run_has_the_bytes_of_its_checkpoint(tiny: Any) -> N
     assert any(name.endswith(".votes") and bool(tensor.any()) for name, tensor in found.items())
 
 
-def test_accumulators_are_not_even_read_and_every_other_tensor_is_once(tiny: Any) -> None:
+def test_accumulators_are_not_read_and_other_tensors_once(tiny: Any) -> None:
     run, _ = tiny.run("run")
     loaded = load_run(run.path)
     asked = _Asked(dict(loaded.checkpoint.model.items()))

@@ -64,7 +64,7 @@ def model_of(depth: int, gradients: str) -> nn.Module:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("gradients", ["float", "int8"])
-def test_a_step_reads_no_number_out_of_a_tensor_but_in_transfers_of_all_modules_at_once(
+def test_step_transfers_numbers_of_all_modules_at_once(
     rule: str, gradients: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfers: Counter[int] = Counter()
@@ -105,7 +105,7 @@ def test_what_the_host_reads_at_every_pass_stays_there(gradients: str) -> None:
     assert state.control.device.type == state.limits.device.type == "cpu"
 
 
-def test_the_words_of_a_hash_take_no_number_from_the_rows_of_most_matrices() -> None:
+def test_hash_words_need_no_transfer() -> None:
     rows = torch.zeros(3, dtype=torch.int64, device="meta")
     assert counter_hash_rows(rows, 64, 1, 2, 3, rows=1 << 26).shape == (3, 64)
     ids = torch.tensor([0, (1 << 27) + 5])
@@ -145,9 +145,7 @@ def test_kernels_of_the_torch_backend_never_ask_a_device(op: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "rows"), [(7, 4), (3, 10), (40, 12), (0, 5), (5, 1)])
-def test_rows_that_were_looked_up_are_found_in_sizes_that_the_host_knows(
-    count: int, rows: int
-) -> None:
+def test_looked_up_rows_have_sizes_known_to_the_host(count: int, rows: int) -> None:
     ids = torch.from_numpy(np.random.default_rng(count).integers(0, rows, count))
     names, order, starts, present = looked_up_rows(ids, rows)
     distinct, sizes = np.unique(ids.numpy(), return_counts=True)

@@ -10,7 +10,7 @@ from arb_ternary_votes.magnitudes import FRACTION, Magnitudes, mitchell_log2
 
 
 @given(st.floats(2.0**-120, 2.0**120, width=32))
-def test_the_logarithm_is_mitchells_and_at_most_his_error_too_small(x):
+def test_logarithm_is_within_mitchells_error(x):
     got = int(mitchell_log2(torch.tensor([x]))) / FRACTION
     mantissa, exponent = math.frexp(x)
     assert got == math.floor((exponent - 1 + (2 * mantissa - 1)) * FRACTION) / FRACTION
@@ -139,7 +139,7 @@ def test_several_weights_at_once_are_each_by_itself(sizes, seed):
         assert torch.equal(shifts, other.shifts(size))
 
 
-def test_factors_are_powers_of_two_of_the_logarithms_and_normal_numbers_at_both_ends():
+def test_factors_are_powers_of_two_and_normal_numbers():
     tracked = Magnitudes(1, 5)
     tracked.load_state_dict(
         {

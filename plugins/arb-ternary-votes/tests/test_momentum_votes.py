@@ -153,7 +153,7 @@ def test_the_rule_is_the_restated_one(bits: int, decay: float, carry: bool, powe
     assert len(thresholds) > 30
 
 
-def test_the_momentum_of_a_constant_gradient_is_the_sum_of_its_votes() -> None:
+def test_momentum_of_a_constant_gradient() -> None:
     module = layer(16, 16)
     optimizer = optimizer_of(module, decay=0.25, quanta=16.0, flip_rate=1e-6, clip=2.0)
     for _ in range(40):
@@ -167,7 +167,7 @@ def test_the_momentum_of_a_constant_gradient_is_the_sum_of_its_votes() -> None:
     )
 
 
-def test_votes_do_not_depend_on_the_rate_but_there_are_none_at_zero() -> None:
+def test_votes_depend_on_the_rate_only_at_zero() -> None:
     votes = {}
     for rate in (0.0, 0.01, 1.0):
         module = layer()
@@ -289,7 +289,7 @@ def test_state_is_integer_and_counted(bits: int, most: float) -> None:
     assert counted.state_bits_per_parameter <= most
 
 
-def test_a_restored_optimizer_goes_on_with_the_same_bits_and_thresholds() -> None:
+def test_restored_optimizer_continues_bitwise() -> None:
     module = layer()
     other = layer()
     rng = np.random.default_rng(0)
@@ -420,7 +420,7 @@ def test_a_run_learns_and_writes_its_threshold(tmp_path: Path, model: str) -> No
     assert len({line["flip_threshold"] for line in steps}) > 10
 
 
-def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
+def test_resumed_run_is_bitwise(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, steps=16)).config
     train(config, RunRequest(directory=tmp_path / "whole"))
     checkpoints = sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))

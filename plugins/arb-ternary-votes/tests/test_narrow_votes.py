@@ -38,7 +38,7 @@ def test_narrow_sign_votes_follow_a_numpy_restatement(bits: int) -> None:
         assert np.array_equal(layer.logical_votes().numpy(), votes)
 
 
-def test_a_threshold_that_the_accumulators_cannot_reach_is_refused() -> None:
+def test_threshold_beyond_the_accumulators_is_refused() -> None:
     layer = TernaryLinear(8, 4, vote_bits=4)
     assert SignVotes({"layer": layer}, accum_threshold=7).param_groups[0]["accum_threshold"] == 7
     with pytest.raises(

@@ -42,7 +42,7 @@ def gradient_of(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_half_is_the_gradient_and_half_has_its_singular_values_evened_out(
+def test_half_orthogonal_is_gradient_plus_orthogonal(
     shape: tuple[int, int],
 ) -> None:
     gradient = gradient_of(shape)
@@ -52,7 +52,7 @@ def test_half_is_the_gradient_and_half_has_its_singular_values_evened_out(
     assert np.allclose(found.numpy(), even(gradient) + even(orthogonal), atol=1e-4)
 
 
-def test_singular_values_come_near_to_one_and_rounding_to_bfloat16_changes_little() -> None:
+def test_singular_values_are_near_one() -> None:
     gradient = torch.tensor(gradient_of((24, 40)), dtype=torch.float32)
     before, after = (
         np.linalg.svd(m.numpy(), compute_uv=False) for m in (gradient, orthogonalised(gradient))
@@ -87,7 +87,7 @@ def cast(module: TernaryLinear, gradient: Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_votes_are_those_that_the_plain_rule_casts_of_such_a_gradient(
+def test_votes_equal_those_of_the_transformed_gradient(
     shape: tuple[int, int],
 ) -> None:
     mixed = layer(*shape)
@@ -118,7 +118,7 @@ def test_norms_are_those_of_the_gradient_itself() -> None:
     assert optimizer.step().grad_norm == pytest.approx(float(gradient.norm()), rel=1e-5)
 
 
-def test_a_gradient_that_is_not_finite_casts_no_votes_and_is_counted() -> None:
+def test_nonfinite_gradient_casts_no_votes() -> None:
     module = layer(6, 10)
     optimizer = ScaledVotes({"layer": module}, orthogonal=True)
     gradient = torch.tensor(gradient_of((6, 10)), dtype=torch.float32)
@@ -184,7 +184,7 @@ def test_an_embedding_casts_the_votes_of_its_gradient() -> None:
     assert torch.equal(votes[False], votes[True])
 
 
-def test_the_next_optimizer_of_a_module_says_anew_what_votes_are_cast_of() -> None:
+def test_next_optimizer_sets_the_transform_anew() -> None:
     module = layer(6, 10)
     for build, orthogonal in (
         (lambda: ScaledVotes({"layer": module}, orthogonal=True), True),

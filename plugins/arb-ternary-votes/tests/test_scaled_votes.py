@@ -101,9 +101,7 @@ class Restated:
 
 
 @pytest.mark.parametrize(("bits", "cell"), [(8, 64), (4, 7)])
-def test_accumulators_of_a_new_model_are_spread_over_the_values_that_turn_no_trit(
-    bits: int, cell: int
-) -> None:
+def test_spread_accumulators_turn_no_trit(bits: int, cell: int) -> None:
     module = layer(vote_bits=bits)
     trits = module.trits()
     ScaledVotes({"layer": module}, spread=True)
@@ -122,7 +120,7 @@ def test_accumulators_that_hold_something_are_not_spread() -> None:
     assert torch.equal(module.logical_votes(), votes)
 
 
-def test_spread_accumulators_begin_to_turn_trits_with_the_first_votes() -> None:
+def test_spread_accumulators_turn_trits_with_first_votes() -> None:
     turned = {}
     for spread in (False, True):
         module = TernaryLinear(64, 64, group_size="row", activations="float", scale_rule="frozen")
@@ -161,7 +159,7 @@ def test_the_rule_is_the_restated_one(carry):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 2.0])
-def test_votes_of_the_tail_are_cast_beyond_a_quantile_and_as_often_as_proportional_ones(rate):
+def test_votes_of_the_tail_are_cast_beyond_a_quantile(rate):
     torch.manual_seed(1)
     size = 512
     cell = 7
@@ -206,7 +204,7 @@ def test_votes_of_the_tail_are_cast_beyond_a_quantile_and_as_often_as_proportion
         assert float(votes[False].abs().mean()) == pytest.approx(mean * rate, rel=0.08)
 
 
-def test_votes_of_the_tail_are_the_default_of_4_bits_and_floats_alone():
+def test_votes_of_the_tail_are_default_for_4_bits_and_floats():
     def shifts(**options):
         module = TernaryLinear(K, N, group_size="row", scale_rule="frozen", **options)
         optimizer = ScaledVotes({"layer": module})
@@ -236,7 +234,7 @@ def test_the_first_step_casts_no_votes_and_the_second_does():
         optimizer.zero_grad()
 
 
-def test_votes_of_a_step_with_more_micro_batches_than_the_last_are_spread_thinner():
+def test_votes_are_spread_thinner_over_more_microbatches():
     module = layer()
     optimizer = ScaledVotes({"layer": module})
     gradient = np.full((N, K), 5)
@@ -256,7 +254,7 @@ def test_votes_of_a_step_with_more_micro_batches_than_the_last_are_spread_thinne
     np.testing.assert_allclose(np.array(scales) / scales[1], parts, rtol=2e-3)
 
 
-def test_the_spread_of_votes_survives_a_saved_state_in_the_middle_of_a_step():
+def test_spread_of_votes_survives_a_save_within_a_step():
     module = layer()
     optimizer = ScaledVotes({"layer": module})
     cast(module, np.full((N, K), 5))
@@ -340,7 +338,7 @@ def decaying(leak_every, leak=0.125, cells=48):
     return module, optimizer
 
 
-def test_a_leak_of_every_fourth_update_is_four_times_as_large_and_others_change_nothing():
+def test_leak_of_every_fourth_update_is_four_times_as_large():
     module, optimizer = decaying(4)
     held = []
     for _ in range(9):
@@ -371,7 +369,7 @@ def test_a_resumed_run_leaks_in_the_same_updates():
     assert module.logical_votes().max() < 48
 
 
-def test_a_leak_of_every_update_has_the_bytes_of_one_without_the_option():
+def test_leak_of_every_update_equals_the_default():
     module, optimizer = decaying(1, cells=41)
     plain, other = decaying(1, cells=41)
     for group in other.param_groups:
@@ -397,7 +395,7 @@ def test_a_leak_every_so_often_needs_a_leak():
         ({"leak": 0.0}, 8, None),
     ],
 )
-def test_a_config_that_leaks_now_and_then_has_something_to_leak(options, bits, found):
+def test_leak_every_needs_a_leak(options, bits, found):
     run = SimpleNamespace(optimizer=SimpleNamespace(options=None))
     planned = Planned(kinds=frozenset({"ternary"}), vote_bits=bits)
     faults = list(unused_options(ScaledVotesConfig(**options), run, planned))

@@ -32,7 +32,7 @@ def test_an_octave_has_4096_levels_and_grows_with_each():
 
 
 @given(level=LEVELS, start=st.integers(0, 1 << 40))
-def test_the_thresholds_of_steps_are_in_the_mean_the_one_of_the_level(level, start):
+def test_mean_threshold_is_that_of_the_level(level, start):
     used = [whole_threshold(level, start + step, 127) for step in range(1024)]
     exact = exact_threshold(level) / 65536
     assert set(used) <= {int(exact), int(exact) + 1}
@@ -76,7 +76,7 @@ def test_a_level_ends_at_the_limits(largest):
 
 
 @pytest.mark.parametrize("per_step", [0.25, 1.0, 40.0])
-def test_the_mean_number_of_flips_is_the_wanted_one_also_where_most_steps_have_none(per_step):
+def test_mean_number_of_flips_reaches_the_target(per_step):
     rng = np.random.default_rng(0)
     level = 20000
     elements = 4096

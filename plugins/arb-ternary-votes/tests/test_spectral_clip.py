@@ -28,7 +28,7 @@ def with_singular_values(
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(40, 56), (56, 40), (40, 40), (160, 200)])
-def test_the_largest_singular_values_are_cut_to_the_least_of_them(rows: int, columns: int) -> None:
+def test_largest_singular_values_are_cut_to_the_least(rows: int, columns: int) -> None:
     count = min(rows, columns)
     rank = min(32, count // 4)
     values = np.concatenate([np.linspace(60.0, 40.0, rank), np.linspace(0.4, 0.1, count - rank)])
@@ -95,7 +95,7 @@ def cast(module: TernaryLinear, gradient: Tensor) -> None:
     module(torch.eye(module.in_features)).backward(gradient.T)
 
 
-def test_votes_are_those_that_the_plain_rule_casts_of_such_a_gradient() -> None:
+def test_votes_equal_those_of_the_transformed_gradient() -> None:
     cut = layer()
     plain = layer()
     optimizers = [ScaledVotes({"layer": cut}, spectral_clip=True), ScaledVotes({"layer": plain})]

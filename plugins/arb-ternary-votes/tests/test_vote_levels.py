@@ -43,7 +43,7 @@ def restated(sums, unit, first_row=0, step=3):
 
 @given(st.data())
 @settings(max_examples=25, deadline=None)
-def test_a_sum_becomes_quanta_as_the_restatement_says_on_whichever_rows_it_is_owned(data):
+def test_sums_become_quanta_on_any_rows(data):
     rows = data.draw(st.integers(1, 6))
     columns = data.draw(st.integers(1, 9))
     unit = data.draw(st.floats(0, 127))
@@ -106,7 +106,7 @@ def learn(module, optimizer, gradient):
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
-def test_a_vote_is_a_whole_clip_as_often_as_the_gradient_is_large(bits):
+def test_votes_are_whole_clips_as_often_as_the_gradient_is_large(bits):
     torch.manual_seed(0)
     module = layer(vote_bits=bits)
     clip = 2.5
@@ -159,7 +159,7 @@ def test_exact_runs_cast_three_levels_by_shifts():
 @pytest.mark.parametrize(
     ("rate", "casts", "unit"), [(0.1, 1, 16), (0.1, 4, 4), (0.05, 2, 4), (0.1, 16, 1)]
 )
-def test_a_vote_is_worth_the_clip_times_the_rate_spread_over_the_micro_batches(rate, casts, unit):
+def test_value_of_a_vote_is_clip_times_rate_per_microbatch(rate, casts, unit):
     module = layer(8, 64)
     optimizer = ScaledVotes({"layer": module}, vote_levels=3)
     optimizer.param_groups[0]["lr"] = rate
@@ -171,7 +171,7 @@ def test_a_vote_is_worth_the_clip_times_the_rate_spread_over_the_micro_batches(r
     assert torch.equal(votes, sums.to(torch.int32) * unit)
 
 
-def test_more_micro_batches_in_the_last_step_make_a_vote_smaller_too():
+def test_more_microbatches_make_a_vote_smaller():
     module = layer(8, 64)
     optimizer = ScaledVotes({"layer": module}, vote_levels=3)
     learn(module, optimizer, torch.ones(8, 64))
@@ -187,7 +187,7 @@ def test_more_micro_batches_in_the_last_step_make_a_vote_smaller_too():
     ("rate", "columns", "casts", "shift"),
     [(0.1, 64, 1, 1), (0.1, 64, 4, 3), (0.1, 1024, 1, 3), (0.0125, 64, 1, 4)],
 )
-def test_scores_of_exponents_are_shifted_less_by_what_a_vote_is_worth(rate, columns, casts, shift):
+def test_exponent_scores_are_shifted_less(rate, columns, casts, shift):
     module = layer(8, columns, scale_rule="residual")
     optimizer = ScaledVotes({"layer": module}, vote_levels=3)
     optimizer.param_groups[0]["lr"] = rate
@@ -288,7 +288,7 @@ def test_contradictions_are_refused():
         ScaledVotes({"layer": layer(4, 4)}, vote_levels=3).defer_step()
 
 
-def test_4_bits_have_no_votes_of_the_tail_where_votes_have_levels():
+def test_vote_levels_exclude_votes_of_the_tail():
     module = layer(8, 64, vote_bits=4)
     optimizer = ScaledVotes({"layer": module}, vote_levels=3)
     learn(module, optimizer, torch.ones(8, 64))

@@ -174,7 +174,7 @@ def test_every_value_says_where_it_comes_from(load: Any, monkeypatch: pytest.Mon
         ("cpu", "backend=triton", ("triton", "-o backend=triton")),
     ],
 )
-def test_the_backend_comes_from_the_command_line_then_the_environment_then_the_file(
+def test_backend_precedence_is_command_line_environment_file(
     load: Any,
     monkeypatch: pytest.MonkeyPatch,
     variable: str | None,
@@ -197,7 +197,7 @@ def test_requirements_that_are_met_are_no_fault(load: Any) -> None:
     assert config.requires == ("attrs>=20", "no-such-thing; python_version < '3'")
 
 
-def test_an_unmet_requirement_is_an_environment_problem_with_the_line_to_run(failure: Any) -> None:
+def test_unmet_requirement_names_the_pip_command(failure: Any) -> None:
     installed = version("attrs")
     text = MINIMAL + "requires:\n  - attrs>=9999\n  - no-such-thing[x]>=1\n"
     assert failure(text) == (
@@ -211,7 +211,7 @@ demo.yaml:8: requires[1]: no-such-thing is not installed
     )
 
 
-def test_an_unknown_component_is_a_consequence_of_an_unmet_requirement(failure: Any) -> None:
+def test_unmet_requirement_hides_unknown_components(failure: Any) -> None:
     text = MINIMAL.replace("adam", "lion") + "requires: [no-such-thing]\n"
     assert failure(text) == (
         3,
@@ -220,7 +220,7 @@ def test_an_unknown_component_is_a_consequence_of_an_unmet_requirement(failure: 
     )
 
 
-def test_a_fault_of_the_config_is_listed_with_the_unmet_requirement(failure: Any) -> None:
+def test_config_faults_are_listed_with_unmet_requirements(failure: Any) -> None:
     assert failure(MINIMAL + "requires: [no-such-thing]\nsed: 1\n") == (
         2,
         """\
@@ -247,9 +247,7 @@ def test_a_component_that_is_not_installed_exits_with_3(failure: Any) -> None:
     )
 
 
-def test_plugin_files_are_relative_to_the_config_and_loaded_before_it_is_read(
-    in_tmp: Path, plugins: Any
-) -> None:
+def test_plugin_files_are_relative_to_the_config(in_tmp: Path, plugins: Any) -> None:
     folder = in_tmp / "folder"
     folder.mkdir()
     (folder / "mine.py").touch()
@@ -313,7 +311,7 @@ demo.yaml:7: sed: unknown key; did you mean 'seed'?""",
     )
 
 
-def test_a_contradiction_is_found_in_a_resolved_config_where_the_user_wrote_the_option(
+def test_contradictions_are_found_in_a_resolved_config(
     failure: Any,
 ) -> None:
     model = "{name: decoder, width: 32, activations: float, gradients: float, given: [gradients]}"
@@ -339,7 +337,7 @@ def test_a_model_that_cannot_be_exact_says_why(failure: Any) -> None:
 @pytest.mark.parametrize(
     "more", ["", "exact: true\n", "requires: [attrs>=20]\ndevice: cuda:1\ncheckpoint: {every: 0}\n"]
 )
-def test_a_resolved_config_loads_to_an_equal_one_and_keeps_to_the_schema(
+def test_resolved_config_loads_equal_and_fits_the_schema(
     load: Any, plugins: Any, more: str
 ) -> None:
     config = load(MINIMAL + more).config

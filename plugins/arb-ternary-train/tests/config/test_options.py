@@ -32,7 +32,7 @@ def _config_classes() -> Iterator[type[Any]]:
     yield from sorted(seen, key=lambda cls: f"{cls.__module__}.{cls.__qualname__}")
 
 
-def test_every_option_of_every_installed_component_has_help_on_one_line() -> None:
+def test_every_option_has_help_on_one_line() -> None:
     without = [
         f"{cls.__module__}.{cls.__qualname__}.{field.alias}"
         for cls in _config_classes()
@@ -42,7 +42,7 @@ def test_every_option_of_every_installed_component_has_help_on_one_line() -> Non
     assert without == []
 
 
-def test_the_config_classes_of_training_are_among_those_that_were_looked_at() -> None:
+def test_config_classes_of_training_are_checked() -> None:
     names = {cls.__qualname__ for cls in _config_classes()}
     assert {
         "RunConfig",

@@ -90,9 +90,7 @@ def test_a_policy_that_is_not_installed_says_what_to_install(failure: Any) -> No
     assert "pip install arb-ternary-absent" in text
 
 
-def test_a_phase_without_policies_and_an_option_of_the_name_stay_what_they_are(
-    load: Any, failure: Any
-) -> None:
+def test_short_form_of_policy_leaves_other_phases_alone(load: Any, failure: Any) -> None:
     assert "watch: unknown key" in failure("  - {name: standard, steps: 3, watch: {}}\n")[1]
     assert "watch: unknown key" in failure("  - {name: insured, steps: 3, watch: {}}\n")[1]
     assert (

@@ -171,7 +171,7 @@ class Foreign(nn.Module):
         self.register_buffer("control", new_control())
 
 
-def test_modules_of_another_format_are_collected_by_name_unless_they_are_frozen() -> None:
+def test_stored_modules_are_collected_unless_frozen() -> None:
     model = nn.Sequential(Foreign(), nn.Linear(2, 2), Foreign())
     model[2].frozen = True  # type: ignore[assignment]
     found = collect_trainable(model)
@@ -200,7 +200,7 @@ def test_they_get_the_runs_seed_and_their_names_stream() -> None:
     assert (int(control[SEED]), int(control[STREAM])) == (7, stream_id("0"))
 
 
-def test_the_audit_counts_their_weights_as_parameters_and_their_bytes_as_stored() -> None:
+def test_audit_counts_stored_weights() -> None:
     counted = audit(nn.Sequential(Foreign(), nn.Linear(2, 2, bias=False)))
     rows = {row.what: (row.elements, row.nbytes) for row in counted.rows}
     assert rows["integer weights of other formats"] == (8, 4)
@@ -233,7 +233,7 @@ class Signalled(torch.optim.SGD):
     takes_loss_signal = True
 
 
-def test_a_joined_optimizer_takes_the_loss_when_all_its_ternary_parts_do() -> None:
+def test_joined_optimizer_takes_loss_signal_if_a_part_does() -> None:
     def part(kind: type[torch.optim.SGD], group: str) -> torch.optim.Optimizer:
         return kind([{"params": [nn.Parameter(torch.zeros(1))], "kind": group}], lr=1.0)
 
@@ -246,7 +246,7 @@ def test_a_joined_optimizer_takes_the_loss_when_all_its_ternary_parts_do() -> No
     assert not takes_loss_signal(plain)
 
 
-def test_every_optimizer_inside_another_is_met_once_before_what_is_inside_it() -> None:
+def test_inner_optimizers_yields_each_once_outermost_first() -> None:
     class Wrapper(torch.optim.SGD):
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             super().__init__([nn.Parameter(torch.zeros(1))], lr=1.0)

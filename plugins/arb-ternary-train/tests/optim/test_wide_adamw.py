@@ -32,7 +32,7 @@ def give_gradients(floats: dict[str, nn.Parameter], seed: int, size: float = 1e-
         parameter.grad = gradient.to(parameter.dtype)
 
 
-def test_the_copies_go_as_float32_parameters_would_and_the_parameters_are_their_rounding() -> None:
+def test_master_weights_equal_float32_training() -> None:
     narrow = parameters(torch.float16)
     wide = parameters(torch.float32)
     optimizer = build(CONFIG, Trainable(floats=narrow))

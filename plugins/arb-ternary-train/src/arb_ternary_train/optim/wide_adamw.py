@@ -35,12 +35,12 @@ class WideAdamW(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        narrow = [
-            (group, index, parameter)
-            for group in self.param_groups
-            for index, parameter in enumerate(group["params"])
-            if parameter.dtype == torch.float16 and parameter.grad is not None
-        ]
+        narrow = []
+        for group in self.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                if parameter.dtype == torch.float16 and parameter.grad is not None:
+                    narrow.append((group, index, parameter))
+
         # torch steps on the master weights: they replace the parameters in groups and state.
         for group, index, parameter in narrow:
             state = self.state.pop(parameter, {})
