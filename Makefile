@@ -33,11 +33,13 @@ test-all: test test-extended
 test-extended: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
 	  -m "extended and not slow and not gpu and not interpreted"
+	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+	  -m "extended and interpreted and not slow and not gpu" backends/arb-ternary-triton
 
 # Triton's interpreter is chosen for a whole process, at its start. Beside it, lint uses the core that would be idle.
 test-interpreted: $(VENV)/dev
 	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
-	  -m "interpreted and not slow and not gpu" backends/arb-ternary-triton
+	  -m "interpreted and not slow and not gpu and not extended" backends/arb-ternary-triton
 
 # Every distribution's tests, each in an environment that holds what it declares and nothing else of this repository.
 test-alone: $(VENV)/dev

@@ -8,9 +8,11 @@ import atexit
 import gc
 import os
 import socket
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -66,6 +68,50 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.enable()
         atexit.register(gc.unfreeze)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most cases of a test that is marked ``sampled`` to `make test-all`.
+
+    Those that stay cover the parameters: every value of every parameter occurs in one of them, for
+    each value of the parameters that the marker names.
+    """
+    cases: dict[tuple[Any, ...], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None:
+            values = _parameters(item)
+            each = tuple(values.get(name) for name in marker.args)
+            test = item.nodeid.partition("[")[0]
+            cases[(test, *each)].append(item)
+    for group in cases.values():
+        kept = _covering(group)
+        for item in group:
+            if item not in kept:
+                item.add_marker(pytest.mark.extended)
+
+
+def _parameters(item: pytest.Item) -> dict[str, int]:
+    """Return the identities of a case's parameters; cases share the objects."""
+    call = getattr(item, "callspec", None)
+    return {} if call is None else {name: id(value) for name, value in call.params.items()}
+
+
+def _covering(cases: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Return cases in which every value of every parameter occurs, the same in every session."""
+    open_cases = {item: set(_parameters(item).items()) for item in cases}
+    # Not in the order of the cases, in which neighbours differ in one parameter only.
+    ordered = sorted(open_cases, key=lambda item: (crc32(item.nodeid.encode()), item.nodeid))
+    kept: set[pytest.Item] = set()
+    while True:
+        best = max(ordered, key=lambda item: len(open_cases[item]))
+        if kept and not open_cases[best]:
+            return kept
+        kept.add(best)
+        covered = set(open_cases[best])
+        for values in open_cases.values():
+            values.difference_update(covered)
 
 
 @pytest.fixture(autouse=True)

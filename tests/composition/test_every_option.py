@@ -361,14 +361,35 @@ def cases() -> Iterator[Any]:
         for found in registered(kind):
             if kind == "phase" and found.spec.name in IN_A_PIPELINE:
                 continue
-            cls = options_class(found.spec)
-            for path, field in (
-                options(cls) if cls is not None and context(kind, found)[0].get(kind) != {} else ()
-            ):
-                name = f"{kind}-{found.spec.name}-{'.'.join(path)}"
-                # One in six is tried every time, whatever else is there; the rest takes minutes.
-                marks = () if crc32(name.encode()) % 6 == 0 else pytest.mark.slow
-                yield pytest.param(kind, found, path, field, id=name, marks=marks)
+            yield from cases_of(kind, found)
+
+
+def cases_of(kind: str, found: Any) -> Iterator[Any]:
+    """Every option of a component. `make test` tries one of them, `make test-all` the rest."""
+    cls = options_class(found.spec)
+    if cls is None or context(kind, found)[0].get(kind) == {}:
+        return
+    named = {
+        f"{kind}-{found.spec.name}-{'.'.join(path)}": (path, field) for path, field in options(cls)
+    }
+    active = [name for name, (path, _) in named.items() if not reason_to_skip(found, path)]
+    chosen = min(active, key=lambda name: crc32(name.encode()), default="")
+    for name, (path, field) in named.items():
+        marks = () if name == chosen else pytest.mark.extended
+        yield pytest.param(kind, found, path, field, id=name, marks=marks)
+
+
+def reason_to_skip(found: Any, path: tuple[str, ...]) -> str:
+    """Say why an option changes none of the bytes; empty if it should."""
+    name = found.spec.name
+    if path[-1] in BY_NATURE and path[-1] not in VALUES:
+        return BY_NATURE[path[-1]]
+    if path[0] == "schedule" and name.startswith("gqc.") and name != "gqc.gnr":
+        return (
+            "the schedule of gqc.gnr, whose quantity acts in every step; others decide the same "
+            "way or not"
+        )
+    return BY_NATURE_OF.get(f"{name}.{'.'.join(path)}", "")
 
 
 def placed(
@@ -448,19 +469,9 @@ def _backends_are_forgotten() -> Iterator[None]:
 def test_an_option_changes_the_run_or_is_refused(
     kind: str, found: Any, path: tuple[str, ...], field: attrs.Attribute[Any], runs: Runs
 ) -> None:
-    if path[-1] in BY_NATURE and path[-1] not in VALUES:
-        pytest.skip(BY_NATURE[path[-1]])
-    if reason := BY_NATURE_OF.get(f"{found.spec.name}.{'.'.join(path)}"):
+    reason = reason_to_skip(found, path)
+    if reason:
         pytest.skip(reason)
-    if (
-        path[0] == "schedule"
-        and found.spec.name.startswith("gqc.")
-        and found.spec.name != "gqc.gnr"
-    ):
-        pytest.skip(
-            "the schedule of gqc.gnr, whose quantity acts in every step; others decide the same "
-            "way or not"
-        )
     config, where = context(kind, found)
     tried = candidates(path, field)
     assert tried, (

@@ -3,7 +3,8 @@ from the registry.
 
 A plugin that is installed adds its components to the product without an edit here. Each run is
 tiny, checkpoints after its first step, and is continued from there: the end must have the same
-bytes. `make test` takes so many combinations that every two components meet; the rest is slow.
+bytes. `make test` takes enough combinations for every two components to meet, and `make test-all`
+the rest.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def quick_backends() -> list[Any]:
 
 
 def cases() -> Iterator[Any]:
-    """Every combination; those that are not needed for every two components to meet are slow."""
+    """Every combination; a few of them, in which every two components meet, are not extended."""
     every = {
         tuple(each.spec.name for each in found): found
         for found in product(*map(combined, ("backend", "optimizer", "masking", "phase")))
@@ -186,7 +187,7 @@ def cases() -> Iterator[Any]:
     chosen = quick([names for names in every if names[0] in here])
     for names, found in every.items():
         yield pytest.param(
-            *found, id="-".join(names), marks=() if names in chosen else pytest.mark.slow
+            *found, id="-".join(names), marks=() if names in chosen else pytest.mark.extended
         )
     reset_backends()
 

@@ -34,7 +34,7 @@ def suite(backend: str, device: str) -> type[Any]:
     a reason.
     """
     body: dict[str, Any] = {
-        "pytestmark": [pytest.mark.gpu if device == "cuda" else pytest.mark.slow]
+        "pytestmark": [pytest.mark.gpu if device == "cuda" else pytest.mark.extended]
     }
     name = f"Test{backend.title()}On{device.title()}"
     reason = reason_against(backend, device)

@@ -100,6 +100,8 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+# tests/distributed compares the bytes of both in every test run.
+@pytest.mark.extended
 def test_two_processes_write_the_bytes_of_one(folder: Path) -> None:
     run(folder, "one machine")
     run(folder, "alone")

@@ -206,16 +206,9 @@ def test_the_core_alone_lists_itself_and_says_what_brings_training(
     assert "Traceback" not in refused.stderr
 
 
-# : Installed one by one in every test run; the others, which differ in nothing but what they hold,
-# in `make test-alone`.
-INSTALLED = (
-    METAPACKAGE,
-    CORE,
-    BACKEND,
-    "arb-ternary-bench",
-    "arb-ternary-testing",
-    "arb-ternary-interchange",
-)
+#: Installed one by one in every test run: parts only, the core alone, and a native one. The
+#: others, which differ only in what they hold, are installed by `make test-alone`.
+INSTALLED = (METAPACKAGE, CORE, BACKEND)
 
 
 @pytest.mark.parametrize("name", INSTALLED)

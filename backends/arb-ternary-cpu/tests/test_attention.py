@@ -13,6 +13,9 @@ from torch import Tensor
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 
+# For each instruction set.
+pytestmark = pytest.mark.sampled("call")
+
 Call = Callable[..., Any]
 #: Unit roundoff of float32.
 UNIT = 2.0**-24

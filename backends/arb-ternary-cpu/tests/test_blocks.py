@@ -18,6 +18,9 @@ from arb_ternary.backends import reference
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 
+# For each instruction set.
+pytestmark = pytest.mark.sampled("call")
+
 Call = Callable[..., Any]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KINDS = ("swiglu", "relu2", "reglu2")

@@ -25,6 +25,9 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
 from arb_ternary_text.models.trit_vector import TritVector
 
+# For each instruction set.
+pytestmark = pytest.mark.sampled("native")
+
 VOCABULARY = 45
 FLOATS = ("embedding", "head", "norms")
 # : Kinds of norms, gains, heads, embeddings and activations; sizes that are no multiples of 16, or

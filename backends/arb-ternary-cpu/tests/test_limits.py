@@ -12,6 +12,9 @@ from arb_ternary_bench.kernels.probes import peak_probe, read_probe
 from arb_ternary_cpu.backend import CpuBackend, build
 from arb_ternary_cpu.isa import usable_isas
 
+# For each instruction set.
+pytestmark = pytest.mark.sampled("backend")
+
 
 @pytest.fixture(params=usable_isas())
 def backend(request: pytest.FixtureRequest) -> CpuBackend:

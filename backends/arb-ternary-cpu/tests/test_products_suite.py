@@ -1,8 +1,11 @@
-"""The kit's tests of layout and products, for every instruction set that this processor runs; and
-all of it once.
+"""The kit's tests of layout and products, for every instruction set that this processor runs.
+
+The whole suite, with every case, runs once: on the fastest instruction set.
 """
 
 from __future__ import annotations
+
+import pytest
 
 from arb_ternary.backends.protocol import KernelBackend
 from arb_ternary_cpu.backend import build
@@ -18,6 +21,7 @@ class TestConformance(BackendSuite):
     component = "cpu"
 
 
+@pytest.mark.sampled
 class _Products(LayoutTests, ProductTests):
     isa = "scalar"
 

@@ -22,6 +22,9 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
 
+# For each instruction set.
+pytestmark = pytest.mark.sampled("taken")
+
 VOCABULARY = 45
 #: Kinds of heads; features of a head that are no multiple of 16, or fewer; a window that slides.
 VARIANTS: tuple[dict[str, Any], ...] = (

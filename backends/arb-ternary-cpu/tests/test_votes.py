@@ -18,6 +18,9 @@ from arb_ternary_cpu import votes
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 
+# For each instruction set.
+pytestmark = pytest.mark.sampled("backend")
+
 #: Seed, step, stream and micro-batch.
 CONTROL = (-3, 7, 0xCBF43926, 2)
 TORCH = reference.build().kernels

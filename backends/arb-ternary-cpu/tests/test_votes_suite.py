@@ -1,6 +1,11 @@
-"""The kit's tests of votes, cast and sent, for every instruction set that this processor runs."""
+"""The kit's tests of votes, cast and sent, for every instruction set that this processor runs.
+
+The suite of the whole backend tries every case with the fastest one: see test_products_suite.py.
+"""
 
 from __future__ import annotations
+
+import pytest
 
 from arb_ternary.backends.protocol import KernelBackend
 from arb_ternary_cpu.backend import build
@@ -11,6 +16,7 @@ from arb_ternary_testing.backend_votes import VoteTests
 from arb_ternary_testing.backend_wire import WireTests
 
 
+@pytest.mark.sampled
 class _Votes(VoteTests, ScaledVoteTests, NarrowVoteTests, WireTests):
     isa = "scalar"
 

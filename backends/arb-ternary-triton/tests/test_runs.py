@@ -150,6 +150,8 @@ def _fifty_steps(backend: str) -> tuple[list[float], int, dict[str, torch.Tensor
     )
 
 
+# The exact run below compares the same bytes.
+@pytest.mark.extended
 @interpreted
 def test_fifty_exact_steps_leave_the_bits_of_the_torch_backend() -> None:
     wanted_losses, wanted_flips, wanted = _fifty_steps("torch")
@@ -264,6 +266,7 @@ def _loss(directory: Path) -> float:
     return float(json.loads((directory / "result.json").read_text())["validation_loss"])
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not DEMO.exists(), reason="the demo is not beside this package")
 def test_the_tiny_demo_trains_from_the_command_line_to_the_bytes_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from arb_ternary_testing import BackendSuite
 if not torch.cuda.is_available():
 
     @pytest.mark.interpreted
+    @pytest.mark.sampled
     class TestInterpreted(BackendSuite):
         component = "triton"
 

@@ -1,17 +1,16 @@
-"""The suites find the faults that they were written for: one broken component each."""
+"""The suites find the faults that they were written for; each component has one fault."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-#: Broken component, and a test that has to fail because of it.
+#: Broken components, each with a test that has to fail because of it.
 FAULTS = {
     "TestVotesWithTheOtherSign": "test_a_positive_gradient_votes_a_trit_down",
     "TestVotesThatWrap": "test_votes_saturate_and_never_wrap",
@@ -42,43 +41,32 @@ FAULTS = {
 BROKEN = Path(__file__).with_name("broken_components.py")
 
 
+OPTIONS = ("-q", "-rf", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--noconftest")
+
+
 @pytest.fixture(scope="module")
-def failures() -> Mapping[str, set[str]]:
-    """Which of the tests that have to fail did, by class; the others of a suite are left out, for
-    they take minutes.
+def failures(forked: Callable[..., tuple[int, str]]) -> Mapping[str, set[str]]:
+    """Return the tests that failed, by class.
+
+    Only the tests that have to fail are run: the other tests of a suite take minutes.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rf",
-        "--tb=no",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-    ]
-    options = ["-c", os.devnull, "--rootdir", str(BROKEN.parent), "--noconftest"]
-    options += [f"{BROKEN.name}::{cls}::{test}" for cls, test in FAULTS.items()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(BROKEN.parent)}
-    done = subprocess.run(
-        [*command, *options],
-        cwd=BROKEN.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
+
+    def run() -> int:
+        os.chdir(BROKEN.parent)
+        sys.path.insert(0, str(BROKEN.parent))
+        tests = [f"{BROKEN.name}::{cls}::{test}" for cls, test in FAULTS.items()]
+        return pytest.main([*OPTIONS, "-c", os.devnull, "--rootdir", str(BROKEN.parent), *tests])
+
+    code, output = forked(run)
+    assert code == 1, output
     found: dict[str, set[str]] = {}
-    for cls, test in re.findall(r"^FAILED [^:]+::(\w+)::(\w+)", done.stdout, re.MULTILINE):
+    for cls, test in re.findall(r"^FAILED [^:]+::(\w+)::(\w+)", output, re.MULTILINE):
         found.setdefault(cls, set()).add(test)
     return found
 
 
 @pytest.mark.parametrize(("component", "test"), FAULTS.items(), ids=FAULTS)
-def test_a_fault_is_found(failures: Mapping[str, set[str]], component: str, test: str) -> None:
+def test_fault_is_found(failures: Mapping[str, set[str]], component: str, test: str) -> None:
     assert failures.get(component) == {test}
 
 

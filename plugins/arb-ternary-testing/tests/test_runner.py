@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
+from arb_ternary.cli.main import main
 from arb_ternary.errors import UsageProblem
+from arb_ternary.plugins.manager import reset_manager
 from arb_ternary_testing import install_fake_plugin
 from arb_ternary_testing.runner import check_plugin
 
@@ -41,13 +43,23 @@ def build_tampering(config):
     return Tampering()
 """
 
+Check = Callable[..., tuple[int, str]]
 
-def check(site: Path, name: str = "fake", *options: str) -> tuple[int, str]:
-    """Run the command with ``site`` as a folder of installed distributions."""
-    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "arb_ternary.cli.main", "plugins", "check", name, *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+
+@pytest.fixture
+def check(forked: Callable[..., tuple[int, str]]) -> Check:
+    """Runs the command with a folder of installed distributions."""
+
+    def run(site: Path, *options: str) -> tuple[int, str]:
+        def command() -> int:
+            os.environ["PYTHONPATH"] = str(site)
+            sys.path.insert(0, str(site))
+            reset_manager()
+            return main(["plugins", "check", "fake", *options])
+
+        return forked(command)
+
+    return run
 
 
 def fake(folder: Path, hooks: str, parts: str = PARTS) -> Path:
@@ -55,7 +67,7 @@ def fake(folder: Path, hooks: str, parts: str = PARTS) -> Path:
     return install_fake_plugin(folder / "site", "arb-ternary-fake", files)
 
 
-def test_a_fake_plugin_is_an_installed_distribution(
+def test_fake_plugin_is_an_installed_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = install_fake_plugin(
@@ -65,15 +77,12 @@ def test_a_fake_plugin_is_an_installed_distribution(
     (found,) = distributions(name="arb-ternary-x")
     assert (found.version, found.requires) == ("1.0", ["attrs>=1"])
     (entry,) = found.entry_points
-    assert (entry.group, entry.name, entry.value) == (
-        "arb_ternary.plugins",
-        "x",
-        "arb_ternary_x.deep.plugin",
-    )
+    assert (entry.group, entry.name) == ("arb_ternary.plugins", "x")
+    assert entry.value == "arb_ternary_x.deep.plugin"
     assert entry.load().__name__ == "arb_ternary_x.deep.plugin"
 
 
-def test_a_plugin_that_conforms_passes(tmp_path: Path) -> None:
+def test_conforming_plugin_passes(tmp_path: Path, check: Check) -> None:
     code, output = check(fake(tmp_path, HOOKS.format(masking="build_causal", summary="a copy")))
     assert code == 0, output
     assert re.search(r"^masking fake +MaskingSuite +\d+ +0 +0$", output, re.MULTILINE)
@@ -81,7 +90,7 @@ def test_a_plugin_that_conforms_passes(tmp_path: Path) -> None:
     assert output.rstrip().endswith("all passed")
 
 
-def test_a_fault_is_printed_with_its_test_and_the_command_fails(tmp_path: Path) -> None:
+def test_fault_is_printed_with_its_test(tmp_path: Path, check: Check) -> None:
     code, output = check(fake(tmp_path, HOOKS.format(masking="build_tampering", summary="a fault")))
     assert code == 1
     assert "--- masking fake: test_batch_is_left_unchanged" in output
@@ -89,7 +98,7 @@ def test_a_fault_is_printed_with_its_test_and_the_command_fails(tmp_path: Path) 
     assert output.rstrip().endswith(" failed")
 
 
-def test_a_target_that_does_not_exist_and_a_missing_summary_are_failures(tmp_path: Path) -> None:
+def test_missing_target_and_summary_are_failures(tmp_path: Path, check: Check) -> None:
     code, output = check(fake(tmp_path, HOOKS.format(masking="build_nothing", summary="")))
     assert code == 1
     assert (
@@ -98,20 +107,20 @@ def test_a_target_that_does_not_exist_and_a_missing_summary_are_failures(tmp_pat
     assert "--- masking fake: summary" in output
 
 
-def test_a_hook_module_that_imports_torch_fails(tmp_path: Path) -> None:
+def test_hook_module_that_imports_torch_fails(tmp_path: Path, check: Check) -> None:
     hooks = "import torch\n" + HOOKS.format(masking="build_causal", summary="heavy")
     code, output = check(fake(tmp_path, hooks))
     assert code == 1
     assert "arb_ternary_fake.plugin imports torch" in output
 
 
-def test_a_plugin_that_cannot_be_loaded_is_an_environment_problem(tmp_path: Path) -> None:
+def test_plugin_that_cannot_be_loaded_has_exit_code_3(tmp_path: Path, check: Check) -> None:
     code, output = check(fake(tmp_path, "raise RuntimeError('broken on purpose')"))
     assert code == 3
     assert "broken on purpose" in output
 
 
-def test_a_component_that_needs_an_option_is_left_to_its_own_tests(tmp_path: Path) -> None:
+def test_component_with_a_required_option_is_left_out(tmp_path: Path, check: Check) -> None:
     hooks = HOOKS.format(masking="build_causal", summary="picky").replace(
         'summary="picky"', 'summary="picky", config="arb_ternary_fake.parts:Config"'
     )
@@ -124,15 +133,15 @@ def test_a_component_that_needs_an_option_is_left_to_its_own_tests(tmp_path: Pat
     assert "MaskingSuite: left to the plugin's tests, needs depth" in output
 
 
-def test_one_kind_can_be_checked_alone(tmp_path: Path) -> None:
+def test_one_kind_can_be_checked_alone(tmp_path: Path, check: Check) -> None:
     site = fake(tmp_path, HOOKS.format(masking="build_causal", summary="a copy"))
-    code, output = check(site, "fake", "--kind", "phase")
+    code, output = check(site, "--kind", "phase")
     assert code == 2
     assert "plugin 'fake' provides no phase" in output
     assert "it provides: masking" in output
 
 
-def test_an_unknown_plugin_gets_the_nearest_name() -> None:
+def test_unknown_plugin_gets_the_nearest_name() -> None:
     with pytest.raises(UsageProblem, match="no plugin is called 'bultin'") as caught:
         check_plugin("bultin")
     assert caught.value.hint.startswith("did you mean 'builtin'?")
