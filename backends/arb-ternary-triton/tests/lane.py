@@ -27,7 +27,7 @@ PAGE: Final = Path(__file__).parents[3] / "plugins/arb-ternary-bench/reports/gpu
 #: Stands in the place of sizes where the conformance kit chose them.
 KIT: Final = "the kit"
 #: Arguments of kernels that are sizes of operands.
-_SIZES: Final = frozenset({"terms", "rows", "outputs", "columns", "held", "count", "groups"})
+_SIZES: Final = frozenset({"terms", "rows", "outputs", "columns", "voted_rows", "count", "groups"})
 _PLACE: Final = re.compile(r"(<!-- compiled-shapes -->\n).*?(<!-- /compiled-shapes -->)", re.DOTALL)
 
 

@@ -90,7 +90,7 @@ class _Cast:
         group = self.shape.group_size if self.shape.groups > 1 else 0
         self.unit = min(group, 128) if group else 128
         self.units = cdiv(self.shape.in_features, self.unit)
-        self.units_a_group = group // self.unit
+        self.units_per_group = group // self.unit
         size = (held, self.units) if self.scored else (1, 1)
         self.score = torch.empty(size, dtype=torch.int32, device=device)
         return rows, columns
@@ -173,7 +173,7 @@ class _Cast:
                 INDEXED=row_of is not None,
                 SCALED=self.mode != _SIGNS,
                 WIDE=wide,
-                A_GROUP=self.units_a_group,
+                UNITS_PER_GROUP=self.units_per_group,
                 CHUNK=chunk,
             )
 
@@ -289,7 +289,7 @@ def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast) -> None:
             held,
             shape.groups,
             cast.units,
-            A_GROUP=cast.units_a_group,
+            UNITS_PER_GROUP=cast.units_per_group,
             CHUNK=chunk,
         )
         # Rows that were not looked up have a score of 0, and no update to count.

@@ -1,9 +1,9 @@
-"""Votes cast from a tile of the gradient that never leaves the chip.
+"""Cast votes from a tile of the gradient that never leaves the chip.
 
 A program forms the gradient of some rows and columns of the weight, by a product or by summing
-looked-up rows, turns it into votes, and subtracts them from the accumulators. Sums over rows, over
-columns and over groups are left as partial sums of the tile: a second kernel adds them in a fixed
-order, so that no result depends on which program came first.
+looked-up rows. It turns the gradient into votes and subtracts them from the accumulators. Sums over
+rows, columns and groups are stored as partial sums of the tile. A second kernel adds them in a
+fixed order, so no result depends on which program came first.
 """
 
 from __future__ import annotations
@@ -16,111 +16,179 @@ from arb_ternary_triton.kernels.common import draw_at, floor_of, load_trits, loa
 
 @triton.jit
 def _scale_exponent(scale):
-    """``e`` of a normal float32 ``2**e``."""
-    return (tl.load(scale).to(tl.int32, bitcast=True) >> 23) - 127
+    """Return ``e`` of a normal float32 ``2**e``."""
+    bits = tl.load(scale).to(tl.int32, bitcast=True)
+    return (bits >> 23) - 127
 
 
 @triton.jit
 def _float_votes(
-    g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, noise_shift, bits,
+    gradient,
+    scale,
+    row_R,
+    column_C,
+    in_rows,
+    in_columns,
+    vote_scale,
+    rows,
+    limit,
+    noise_shift,
+    bits,
     HAS_SCALE: tl.constexpr,
-):  # fmt: skip
-    """``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in int32; ``u`` is as
-    narrow as asked for.
+):
+    """Return ``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in int32.
+
+    ``u`` lies around one half, in an interval of width ``2**-noise_shift``.
     """
-    p = g.to(tl.float32)
+    product = gradient.to(tl.float32)
     if HAS_SCALE:
-        p = p * tl.load(scale)
-    p = p * tl.load(vote_scale + row_R, mask=in_rows, other=0.0)[:, None]
-    p = p * tl.load(vote_scale + rows + column_C, mask=in_columns, other=0.0)[None, :]
-    p = tl.where(p != p, 0.0, p)
+        product = product * tl.load(scale)
+    row_factor = tl.load(vote_scale + row_R, mask=in_rows, other=0.0)
+    product = product * row_factor[:, None]
+    column_factor = tl.load(vote_scale + rows + column_C, mask=in_columns, other=0.0)
+    product = product * column_factor[None, :]
+    product = tl.where(product != product, 0.0, product)
+
     largest = limit.to(tl.float32) * (1.0 / 256)
-    p = tl.minimum(tl.maximum(p, -largest), largest)
+    product = tl.minimum(tl.maximum(product, -largest), largest)
+
     narrowed = noise_shift.to(tl.uint32)
-    noise = (bits >> (8 + narrowed)).to(tl.int32) + (((1 << 24) - (1 << (24 - noise_shift))) >> 1)
-    return floor_of(p + noise.to(tl.float32) * (2.0**-24))
+    drawn = (bits >> (8 + narrowed)).to(tl.int32)
+    noise = drawn + (((1 << 24) - (1 << (24 - noise_shift))) >> 1)
+    return floor_of(product + noise.to(tl.float32) * (2.0**-24))
 
 
 @triton.jit
-def _integer_votes(g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, bits):
-    """The vote as a stochastic shift to the right, in 64 bits."""
+def _integer_votes(
+    gradient,
+    scale,
+    row_R,
+    column_C,
+    in_rows,
+    in_columns,
+    vote_scale,
+    rows,
+    limit,
+    bits,
+):
+    """Return the vote as a stochastic shift to the right, computed in 64 bits."""
     row = tl.load(vote_scale + row_R, mask=in_rows, other=0).to(tl.int64)
     column = tl.load(vote_scale + rows + column_C, mask=in_columns, other=0).to(tl.int64)
     shift = row[:, None] + column[None, :] - _scale_exponent(scale)
     right = tl.minimum(tl.maximum(shift, 0), 31)
     left = tl.minimum(tl.maximum(-shift, 0), 16)
+
     bound = (limit.to(tl.int64) << right) >> 8
-    value = tl.minimum(tl.maximum(g.to(tl.int64) << left, -bound), bound)
+    shifted = gradient.to(tl.int64) << left
+    value = tl.minimum(tl.maximum(shifted, -bound), bound)
     noise = bits.to(tl.int64) & ((1 << right) - 1)
     return ((value + noise) >> right).to(tl.int32)
 
 
 @triton.jit
-def _group_scores(score, product_RC, row_R, in_rows, first, columns, units, UNIT: tl.constexpr):
-    """Sums over ``UNIT`` columns to int32 ``score[R, units]``."""
+def _store_scores(
+    score,
+    product_RC,
+    row_R,
+    in_rows,
+    first,
+    columns,
+    units,
+    UNIT: tl.constexpr,
+):
+    """Sum over ``UNIT`` columns each and store the sums in int32 ``score[R, units]``."""
     rows: tl.constexpr = product_RC.shape[0]
     count: tl.constexpr = product_RC.shape[1] // UNIT
-    sums = tl.sum(tl.reshape(product_RC, (rows, count, UNIT)), axis=2)
+    by_unit = tl.reshape(product_RC, (rows, count, UNIT))
+    sums = tl.sum(by_unit, axis=2)
     unit_U = first // UNIT + tl.arange(0, count)
     place = row_R.to(tl.int64)[:, None] * units + unit_U[None, :]
-    tl.store(score + place, sums, mask=in_rows[:, None] & (unit_U < units)[None, :])
+    inside = in_rows[:, None] & (unit_U < units)[None, :]
+    tl.store(score + place, sums, mask=inside)
 
 
 @triton.jit
 def _cast(
-    g, place_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes, vote_scale,
-    held, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
-    MODE: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    gradient,
+    place_R,
+    row_R,
+    in_rows,
+    first,
+    scale,
+    packed,
+    votes,
+    score,
+    bad,
+    squares,
+    sizes,
+    vote_scale,
+    voted_rows,
+    rows,
+    columns,
+    row_bytes,
+    vote_width,
+    units,
+    limit,
+    noise_shift,
+    key,
+    next_key,
+    MODE: tl.constexpr,
+    BITS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
     UNIT: tl.constexpr,
-    HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Votes of the gradient tile ``g``.
+    HAS_SCALE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Cast the votes of a gradient tile.
 
     Args:
-        g: float32, int32 or int64 ``[R, C]``; 0 out of range.
-        place_R: position of a row among those that are voted on, for partial sums.
-        row_R: the row of the weight.
-        held: rows that are voted on.
+        gradient: float32, int32 or int64 ``[R, C]``; 0 outside the weight.
+        place_R: position of each row among the rows that are voted on, for partial sums.
+        row_R: row of the weight.
+        voted_rows: number of rows that are voted on.
         bad: int32 counter of NaN gradients.
-        squares: float32 partial sums of squares: ``[column tiles, held]``, then ``[row tiles, K]``.
-        sizes: likewise of absolute values, in int64 for integers.
+        squares: float32 partial sums of squares: ``[column tiles, voted_rows]``, then ``[row tiles,
+            K]``.
+        sizes: partial sums of absolute values in the same layout, int64 for integer gradients.
         MODE: 0 for sign votes, 1 for votes by factors, 2 for votes by shifts.
-        UNIT: columns of a partial score; 0 when exponents do not learn.
+        UNIT: columns of a partial score; 0 if exponents do not learn.
     """
-    column_C = first + tl.arange(0, g.shape[1])
+    column_C = first + tl.arange(0, gradient.shape[1])
     in_columns = column_C < columns
     inside = in_rows[:, None] & in_columns[None, :]
-    if g.dtype.is_floating():
-        nan = inside & (g != g)
-        count = tl.sum(tl.sum(nan.to(tl.int32), axis=1), axis=0)
+    if gradient.dtype.is_floating():
+        nan = inside & (gradient != gradient)
+        nans_by_row = tl.sum(nan.to(tl.int32), axis=1)
+        count = tl.sum(nans_by_row, axis=0)
         tl.atomic_add(bad, count, mask=count > 0)
-        g = tl.where(nan, 0.0, g)
-    g = tl.where(inside, g, 0)
+        gradient = tl.where(nan, 0.0, gradient)
+    gradient = tl.where(inside, gradient, 0)
+
     # Partial sums of this tile.
-    row_part = squares + tl.program_id(1).to(tl.int64) * held
-    column_part = (
-        squares + tl.num_programs(1).to(tl.int64) * held + tl.program_id(0).to(tl.int64) * columns
-    )
-    wide = g.to(tl.float32)
+    row_part = squares + tl.program_id(1).to(tl.int64) * voted_rows
+    column_parts = squares + tl.num_programs(1).to(tl.int64) * voted_rows
+    column_part = column_parts + tl.program_id(0).to(tl.int64) * columns
+    wide = gradient.to(tl.float32)
     tl.store(row_part + place_R, tl.sum(wide * wide, axis=1), mask=in_rows)
     tl.store(column_part + column_C, tl.sum(wide * wide, axis=0), mask=in_columns)
     if MODE > 0:
-        row_part = sizes + tl.program_id(1).to(tl.int64) * held
-        column_part = (
-            sizes + tl.num_programs(1).to(tl.int64) * held + tl.program_id(0).to(tl.int64) * columns
-        )
-        size = tl.abs(g)
-        if not g.dtype.is_floating():
+        row_part = sizes + tl.program_id(1).to(tl.int64) * voted_rows
+        column_parts = sizes + tl.num_programs(1).to(tl.int64) * voted_rows
+        column_part = column_parts + tl.program_id(0).to(tl.int64) * columns
+        size = tl.abs(gradient)
+        if not gradient.dtype.is_floating():
             size = size.to(tl.int64)
         tl.store(row_part + place_R, tl.sum(size, axis=1), mask=in_rows)
         tl.store(column_part + column_C, tl.sum(size, axis=0), mask=in_columns)
+
     if MODE == 0:
-        v = (g > 0).to(tl.int32) - (g < 0).to(tl.int32)
+        vote = (gradient > 0).to(tl.int32) - (gradient < 0).to(tl.int32)
     else:
         bits = draw_at(row_R[:, None], column_C[None, :], columns, key, next_key, WIDE)
         if MODE == 1:
-            v = _float_votes(
-                g,
+            vote = _float_votes(
+                gradient,
                 scale,
                 row_R,
                 column_C,
@@ -134,32 +202,69 @@ def _cast(
                 HAS_SCALE,
             )
         else:
-            v = _integer_votes(
-                g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, bits
+            vote = _integer_votes(
+                gradient,
+                scale,
+                row_R,
+                column_C,
+                in_rows,
+                in_columns,
+                vote_scale,
+                rows,
+                limit,
+                bits,
             )
-        v = tl.where(inside, v, 0)
+        vote = tl.where(inside, vote, 0)
+
     if UNIT > 0:
         trit = load_trits(packed, row_R, column_C, in_rows, row_bytes)
-        _group_scores(score, v * trit, place_R, in_rows, first, columns, units, UNIT)
-    a = load_votes(votes, row_R, column_C, in_rows, columns, vote_width, BITS) - v
-    a = tl.minimum(tl.maximum(a, SMALLEST), LARGEST)
-    store_votes(votes, a, row_R, first, in_rows, columns, vote_width, BITS)
+        _store_scores(score, vote * trit, place_R, in_rows, first, columns, units, UNIT)
+    held = load_votes(votes, row_R, column_C, in_rows, columns, vote_width, BITS)
+    held = held - vote
+    held = tl.minimum(tl.maximum(held, SMALLEST), LARGEST)
+    store_votes(votes, held, row_R, first, in_rows, columns, vote_width, BITS)
 
 
 @triton.jit(do_not_specialize=["limit", "noise_shift", "key", "next_key"])
 def product_votes_kernel(
-    grad, x, scale, packed, votes, score, bad, squares, sizes, vote_scale,
-    terms, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
-    MODE: tl.constexpr, INT8: tl.constexpr, LONG: tl.constexpr, BITS: tl.constexpr,
+    grad,
+    x,
+    scale,
+    packed,
+    votes,
+    score,
+    bad,
+    squares,
+    sizes,
+    vote_scale,
+    terms,
+    rows,
+    columns,
+    row_bytes,
+    vote_width,
+    units,
+    limit,
+    noise_shift,
+    key,
+    next_key,
+    MODE: tl.constexpr,
+    INT8: tl.constexpr,
+    LONG: tl.constexpr,
+    BITS: tl.constexpr,
     LARGEST: tl.constexpr,
-    SMALLEST: tl.constexpr, UNIT: tl.constexpr, HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
-):  # fmt: skip
-    """``g = grad.T @ x`` of a tile, from ``grad [N, M]`` and ``x [K, M]`` in int8 mode, else ``[M,
-    N]`` and ``[M, K]``.
+    SMALLEST: tl.constexpr,
+    UNIT: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TERMS: tl.constexpr,
+):
+    """Form ``g = grad.T @ x`` of a tile and cast its votes.
 
-    Tensor cores take int8 operands only with the summed dimension innermost. ``LONG``: 32 bits
-    could overflow.
+    In int8 mode the operands are ``grad [N, M]`` and ``x [K, M]``, because tensor cores take int8
+    operands only if the summed dimension is innermost. Otherwise they are ``[M, N]`` and ``[M,
+    K]``. ``LONG`` says that the sum could overflow 32 bits.
     """
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * COLUMNS
@@ -170,165 +275,272 @@ def product_votes_kernel(
         acc = tl.zeros((ROWS, COLUMNS), tl.int64 if LONG else tl.int32)
     else:
         acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+
     for start in range(0, terms, TERMS):
         term_M = start + tl.arange(0, TERMS)
         in_terms = term_M < terms
         if INT8:
-            left = tl.load(
-                grad + row_R.to(tl.int64)[:, None] * terms + term_M[None, :],
-                mask=in_rows[:, None] & in_terms[None, :], other=0,
-            )  # fmt: skip
-            right = tl.load(
-                x + column_C.to(tl.int64)[:, None] * terms + term_M[None, :],
-                mask=in_columns[:, None] & in_terms[None, :], other=0,
-            )  # fmt: skip
+            in_left = in_rows[:, None] & in_terms[None, :]
+            left_place = grad + row_R.to(tl.int64)[:, None] * terms + term_M[None, :]
+            left = tl.load(left_place, mask=in_left, other=0)
+            in_right = in_columns[:, None] & in_terms[None, :]
+            right_place = x + column_C.to(tl.int64)[:, None] * terms + term_M[None, :]
+            right = tl.load(right_place, mask=in_right, other=0)
             if LONG:
                 acc += tl.dot(left, tl.trans(right), out_dtype=tl.int32).to(tl.int64)
             else:
                 acc = tl.dot(left, tl.trans(right), acc, out_dtype=tl.int32)
         else:
-            left = tl.load(
-                grad + term_M.to(tl.int64)[:, None] * rows + row_R[None, :],
-                mask=in_terms[:, None] & in_rows[None, :], other=0,
-            )  # fmt: skip
-            right = tl.load(
-                x + term_M.to(tl.int64)[:, None] * columns + column_C[None, :],
-                mask=in_terms[:, None] & in_columns[None, :], other=0,
-            )  # fmt: skip
+            in_left = in_terms[:, None] & in_rows[None, :]
+            left_place = grad + term_M.to(tl.int64)[:, None] * rows + row_R[None, :]
+            left = tl.load(left_place, mask=in_left, other=0)
+            in_right = in_terms[:, None] & in_columns[None, :]
+            right_place = x + term_M.to(tl.int64)[:, None] * columns + column_C[None, :]
+            right = tl.load(right_place, mask=in_right, other=0)
             acc = tl.dot(tl.trans(left), right, acc, input_precision="ieee")
+
     _cast(
-        acc, row_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes,
+        acc,
+        row_R,
+        row_R,
+        in_rows,
+        first,
+        scale,
+        packed,
+        votes,
+        score,
+        bad,
+        squares,
+        sizes,
         vote_scale,
-        rows, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
-        MODE, BITS, LARGEST, SMALLEST, UNIT, HAS_SCALE, WIDE,
-    )  # fmt: skip
+        rows,
+        rows,
+        columns,
+        row_bytes,
+        vote_width,
+        units,
+        limit,
+        noise_shift,
+        key,
+        next_key,
+        MODE,
+        BITS,
+        LARGEST,
+        SMALLEST,
+        UNIT,
+        HAS_SCALE,
+        WIDE,
+    )
 
 
-@triton.jit(do_not_specialize=["held", "limit", "noise_shift", "key", "next_key"])
+@triton.jit(do_not_specialize=["voted_rows", "limit", "noise_shift", "key", "next_key"])
 def lookup_votes_kernel(
-    grad, order, starts, distinct, scale, packed, votes, score, bad, squares, sizes, vote_scale,
-    held, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
-    MODE: tl.constexpr, INT8: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr,
-    SMALLEST: tl.constexpr, UNIT: tl.constexpr, HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """``g`` of the distinct looked-up rows: ``order[starts[u] : starts[u + 1]]`` are the gradient
-    rows of the ``u``-th.
+    grad,
+    order,
+    starts,
+    distinct,
+    scale,
+    packed,
+    votes,
+    score,
+    bad,
+    squares,
+    sizes,
+    vote_scale,
+    voted_rows,
+    rows,
+    columns,
+    row_bytes,
+    vote_width,
+    units,
+    limit,
+    noise_shift,
+    key,
+    next_key,
+    MODE: tl.constexpr,
+    INT8: tl.constexpr,
+    BITS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    UNIT: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sum the gradient of each distinct looked-up row and cast its votes.
 
-    They are summed in that order, whatever the tile.
+    The gradient rows of the ``u``-th distinct row are ``order[starts[u] : starts[u + 1]]``. They
+    are summed in that order, whatever the tile.
     """
     place_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * COLUMNS
     column_C = first + tl.arange(0, COLUMNS)
-    in_rows = place_R < held
+    in_rows = place_R < voted_rows
     row_R = tl.load(distinct + place_R, mask=in_rows, other=0)
     start_R = tl.load(starts + place_R, mask=in_rows, other=0)
-    count_R = tl.load(starts + place_R + 1, mask=in_rows, other=0) - start_R
-    g = tl.zeros((ROWS, COLUMNS), tl.int32 if INT8 else tl.float32)
+    end_R = tl.load(starts + place_R + 1, mask=in_rows, other=0)
+    count_R = end_R - start_R
+
+    gradient = tl.zeros((ROWS, COLUMNS), tl.int32 if INT8 else tl.float32)
     for turn in range(0, tl.max(count_R, axis=0)):
         more = in_rows & (turn < count_R)
         term_R = tl.load(order + start_R + turn, mask=more, other=0)
         inside = more[:, None] & (column_C < columns)[None, :]
-        g += tl.load(grad + term_R[:, None] * columns + column_C[None, :], mask=inside, other=0).to(
-            g.dtype
-        )
+        place = grad + term_R[:, None] * columns + column_C[None, :]
+        gradient += tl.load(place, mask=inside, other=0).to(gradient.dtype)
+
     _cast(
-        g, place_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes,
+        gradient,
+        place_R,
+        row_R,
+        in_rows,
+        first,
+        scale,
+        packed,
+        votes,
+        score,
+        bad,
+        squares,
+        sizes,
         vote_scale,
-        held, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
-        MODE, BITS, LARGEST, SMALLEST, UNIT, HAS_SCALE, WIDE,
-    )  # fmt: skip
+        voted_rows,
+        rows,
+        columns,
+        row_bytes,
+        vote_width,
+        units,
+        limit,
+        noise_shift,
+        key,
+        next_key,
+        MODE,
+        BITS,
+        LARGEST,
+        SMALLEST,
+        UNIT,
+        HAS_SCALE,
+        WIDE,
+    )
 
 
-@triton.jit(do_not_specialize=["held"])
+@triton.jit(do_not_specialize=["voted_rows"])
 def settle_sums_kernel(
-    part, target, scale, row_of, held, rows, columns, row_parts, column_parts,
-    INDEXED: tl.constexpr, HAS_SCALE: tl.constexpr, SQUARE: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    part,
+    target,
+    scale,
+    row_of,
+    voted_rows,
+    rows,
+    columns,
+    row_parts,
+    column_parts,
+    INDEXED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    SQUARE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """Add partial sums, in their order, to ``target [N + K]``: rows, then columns."""
     of_rows = tl.program_id(1) == 0
     index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    count = tl.where(of_rows, held, columns)
+    count = tl.where(of_rows, voted_rows, columns)
     inside = index_C < count
-    base = part + tl.where(of_rows, 0, tl.cast(row_parts, tl.int64) * held)
+    base = part + tl.where(of_rows, 0, tl.cast(row_parts, tl.int64) * voted_rows)
     total = tl.zeros((CHUNK,), part.dtype.element_ty)
     for turn in range(0, tl.where(of_rows, row_parts, column_parts)):
-        total += tl.load(base + tl.cast(turn, tl.int64) * count + index_C, mask=inside, other=0)
+        place = base + tl.cast(turn, tl.int64) * count + index_C
+        total += tl.load(place, mask=inside, other=0)
+
     value = total.to(tl.float32)
     if HAS_SCALE:
         unit = tl.load(scale)
         value = value * (unit * unit if SQUARE else unit)
-    place = index_C.to(tl.int64)
+    element = index_C.to(tl.int64)
     if INDEXED:
-        place = tl.where(
-            of_rows,
-            tl.load(row_of + index_C, mask=index_C < tl.where(of_rows, held, 0), other=0),
-            place,
-        )
-    place += tl.where(of_rows, 0, rows)
-    tl.store(target + place, tl.load(target + place, mask=inside, other=0.0) + value, mask=inside)
+        in_index = index_C < tl.where(of_rows, voted_rows, 0)
+        row = tl.load(row_of + index_C, mask=in_index, other=0)
+        element = tl.where(of_rows, row, element)
+    element += tl.where(of_rows, 0, rows)
+    before = tl.load(target + element, mask=inside, other=0.0)
+    tl.store(target + element, before + value, mask=inside)
 
 
 @triton.jit
-def _score(score, place, unit_of, inside, units, A_GROUP: tl.constexpr):
-    """The score of a group from its units: ``A_GROUP`` each, all of a row for 0."""
+def _score(score, place, first_unit, inside, units, UNITS_PER_GROUP: tl.constexpr):
+    """Return the score of a group: the sum of ``UNITS_PER_GROUP`` units, or of all units for 0."""
     total = tl.zeros(place.shape, tl.int32)
-    for turn in range(0, A_GROUP if A_GROUP > 0 else units):
-        unit = unit_of + turn
-        total += tl.load(
-            score + place.to(tl.int64) * units + unit, mask=inside & (unit < units), other=0
-        )
+    for turn in range(0, UNITS_PER_GROUP if UNITS_PER_GROUP > 0 else units):
+        unit = first_unit + turn
+        in_units = inside & (unit < units)
+        unit_place = score + place.to(tl.int64) * units + unit
+        total += tl.load(unit_place, mask=in_units, other=0)
     return total
 
 
-@triton.jit(do_not_specialize=["held", "exponent_shift", "key", "next_key"])
+@triton.jit(do_not_specialize=["voted_rows", "exponent_shift", "key", "next_key"])
 def settle_exponents_kernel(
-    score, exponent_votes, row_of, held, groups, units, exponent_shift, key, next_key,
-    INDEXED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, A_GROUP: tl.constexpr,
+    score,
+    exponent_votes,
+    row_of,
+    voted_rows,
+    groups,
+    units,
+    exponent_shift,
+    key,
+    next_key,
+    INDEXED: tl.constexpr,
+    SCALED: tl.constexpr,
+    WIDE: tl.constexpr,
+    UNITS_PER_GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Votes for exponents: the sign of a group's score, or the score shifted stochastically."""
+):
+    """Vote for exponents by the sign of a group's score, or by the score shifted stochastically."""
     index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    inside = index_C < held * groups
+    inside = index_C < voted_rows * groups
     place = index_C // groups
     group = index_C % groups
-    total = _score(score, place, group * A_GROUP, inside, units, A_GROUP)
-    row = tl.load(row_of + place, mask=inside, other=0) if INDEXED else place.to(tl.int64)
-    at = exponent_votes + row * groups + group
-    b = tl.load(at, mask=inside, other=0).to(tl.int64)
+    total = _score(score, place, group * UNITS_PER_GROUP, inside, units, UNITS_PER_GROUP)
+    if INDEXED:
+        row = tl.load(row_of + place, mask=inside, other=0)
+    else:
+        row = place.to(tl.int64)
+    element = exponent_votes + row * groups + group
+    held = tl.load(element, mask=inside, other=0).to(tl.int64)
     if SCALED:
         bits = draw_at(row, group, groups, key, next_key, WIDE).to(tl.int64)
         noise = bits & ((tl.cast(1, tl.int64) << exponent_shift) - 1)
-        b = b - ((total.to(tl.int64) + noise) >> exponent_shift)
-        b = tl.minimum(tl.maximum(b, -127), 127)
+        held = held - ((total.to(tl.int64) + noise) >> exponent_shift)
+        held = tl.minimum(tl.maximum(held, -127), 127)
     else:
-        b = b - ((total > 0).to(tl.int64) - (total < 0).to(tl.int64))
-        b = tl.minimum(tl.maximum(b, -128), 127)
-    tl.store(at, b.to(tl.int8), mask=inside)
+        held = held - ((total > 0).to(tl.int64) - (total < 0).to(tl.int64))
+        held = tl.minimum(tl.maximum(held, -128), 127)
+    tl.store(element, held.to(tl.int8), mask=inside)
 
 
-@triton.jit(do_not_specialize=["held"])
+@triton.jit(do_not_specialize=["voted_rows"])
 def settle_correlation_kernel(
     score,
     correlation,
     steps,
     row_of,
-    held,
+    voted_rows,
     groups,
     units,
-    A_GROUP: tl.constexpr,
+    UNITS_PER_GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Add scores to the correlation and count the update, both saturating."""
+    """Add scores to the correlation and count the update; both saturate."""
     index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    inside = index_C < held * groups
+    inside = index_C < voted_rows * groups
     place = index_C // groups
     group = index_C % groups
-    total = _score(score, place, group * A_GROUP, inside, units, A_GROUP)
-    at = tl.load(row_of + place, mask=inside, other=0) * groups + group
-    moved = tl.load(correlation + at, mask=inside, other=0).to(tl.int32) + total
-    tl.store(
-        correlation + at, tl.minimum(tl.maximum(moved, -32768), 32767).to(tl.int16), mask=inside
-    )
-    counted = tl.load(steps + at, mask=inside, other=0)
-    tl.store(steps + at, tl.where(counted == 2147483647, counted, counted + 1), mask=inside)
+    total = _score(score, place, group * UNITS_PER_GROUP, inside, units, UNITS_PER_GROUP)
+    row = tl.load(row_of + place, mask=inside, other=0)
+    element = row * groups + group
+    correlated = tl.load(correlation + element, mask=inside, other=0)
+    moved = correlated.to(tl.int32) + total
+    moved = tl.minimum(tl.maximum(moved, -32768), 32767)
+    tl.store(correlation + element, moved.to(tl.int16), mask=inside)
+    counted = tl.load(steps + element, mask=inside, other=0)
+    counted = tl.where(counted == 2147483647, counted, counted + 1)
+    tl.store(steps + element, counted, mask=inside)

@@ -1,4 +1,4 @@
-"""What the kernels share: the layouts, powers of two, the counter hash."""
+"""Code that the kernels share: layouts, powers of two, the counter hash."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ EMPTY = tl.constexpr(0x55)
 
 @triton.jit
 def power_of_two(exponent):
-    """Exact float32 ``2**exponent`` for int32 exponents in -126..127."""
-    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+    """Return the exact float32 ``2**exponent`` of int32 exponents in -126..127."""
+    bits = (exponent + 127) << 23
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def floor_of(x):
-    """``floor(x)`` in int32, for float32 below 2**31; ``tl.floor`` takes subnormal numbers for 0,
-    negative ones too.
+    """Return ``floor(x)`` in int32 of float32 below 2**31.
+
+    ``tl.floor`` would take subnormal numbers for 0, even negative ones.
     """
     whole = x.to(tl.int32)
-    return whole - (x < whole.to(tl.float32)).to(tl.int32)
+    above = x < whole.to(tl.float32)
+    return whole - above.to(tl.int32)
 
 
 @triton.jit
 def draw(index, key):
-    """The counter hash of 32-bit indices: uint32 bits; ``key`` is int32."""
+    """Return the uint32 counter hash of 32-bit indices; ``key`` is int32."""
     x = index.to(tl.uint32) * 0x9E3779B1 + key.to(tl.uint32, bitcast=True)
     x ^= x >> 16
     x *= 0x7FEB352D
@@ -40,74 +43,90 @@ def draw(index, key):
 
 @triton.jit
 def draw_at(row, column, width, key, next_key, WIDE: tl.constexpr):
-    """The hash of ``row * width + column``; ``next_key`` belongs to indices from 2**32 on."""
+    """Return the hash of ``row * width + column``; ``next_key`` is for indices from 2**32 on."""
     if WIDE:
         index = row.to(tl.int64) * width + column
         low = draw(index.to(tl.uint32), key)
-        return tl.where(index >> 32 == 0, low, draw(index.to(tl.uint32), next_key))
+        is_low = index >> 32 == 0
+        high = draw(index.to(tl.uint32), next_key)
+        return tl.where(is_low, low, high)
     else:
-        return draw(row.to(tl.uint32) * tl.cast(width, tl.uint32) + column.to(tl.uint32), key)
+        index = row.to(tl.uint32) * tl.cast(width, tl.uint32) + column.to(tl.uint32)
+        return draw(index, key)
 
 
 @triton.jit
 def load_trits(packed, row_R, column_C, in_rows, row_bytes):
-    """Trits ``[R, C]`` in int32; rows that are out of range and padding give 0."""
-    place = column_C // BLOCK * LANES + column_C % LANES
-    inside = in_rows[:, None] & (place < row_bytes)[None, :]
-    byte = tl.load(
-        packed + row_R.to(tl.int64)[:, None] * row_bytes + place[None, :], mask=inside, other=EMPTY
-    )
+    """Load trits ``[R, C]`` as int32; rows out of range and padding give 0."""
+    byte_C = column_C // BLOCK * LANES + column_C % LANES
+    inside = in_rows[:, None] & (byte_C < row_bytes)[None, :]
+    place = packed + row_R.to(tl.int64)[:, None] * row_bytes + byte_C[None, :]
+    byte = tl.load(place, mask=inside, other=EMPTY)
     shift = column_C // LANES % 4 * 2
-    return ((byte.to(tl.int32) >> shift[None, :]) & 3) - 1
+    code = (byte.to(tl.int32) >> shift[None, :]) & 3
+    return code - 1
 
 
 @triton.jit
 def pack_planes(code_RC, PLANES: tl.constexpr):
-    """Codes of ``8 / PLANES`` bits to bytes, int32 ``[R, C / PLANES]``: planes of a block lie one
-    after the other.
+    """Pack codes of ``8 / PLANES`` bits into bytes, int32 ``[R, C / PLANES]``.
+
+    The planes of a block lie one after the other.
     """
     rows: tl.constexpr = code_RC.shape[0]
     width: tl.constexpr = code_RC.shape[1] // PLANES
     blocks: tl.constexpr = code_RC.shape[1] // 128
     planes = tl.reshape(code_RC, (rows, blocks, PLANES, width // blocks))
     shift = tl.arange(0, PLANES) * (8 // PLANES)
-    return tl.reshape(tl.sum(planes << shift[None, None, :, None], axis=2), (rows, width))
+    shifted = planes << shift[None, None, :, None]
+    return tl.reshape(tl.sum(shifted, axis=2), (rows, width))
 
 
 @triton.jit
 def _store_planes(stored, code_RC, row_R, first_column, in_rows, row_bytes, PLANES: tl.constexpr):
     width: tl.constexpr = code_RC.shape[1] // PLANES
-    place = first_column // PLANES + tl.arange(0, width)
-    inside = in_rows[:, None] & (place < row_bytes)[None, :]
+    byte_C = first_column // PLANES + tl.arange(0, width)
+    inside = in_rows[:, None] & (byte_C < row_bytes)[None, :]
     byte = pack_planes(code_RC, PLANES).to(tl.uint8)
-    tl.store(stored + row_R.to(tl.int64)[:, None] * row_bytes + place[None, :], byte, mask=inside)
+    place = stored + row_R.to(tl.int64)[:, None] * row_bytes + byte_C[None, :]
+    tl.store(place, byte, mask=inside)
 
 
 @triton.jit
 def store_trits(packed, trit_RC, row_R, first_column, in_rows, row_bytes):
-    """Store trits ``[R, C]`` of columns from ``first_column`` on; whole blocks, padding 0."""
+    """Store trits ``[R, C]`` of whole blocks from ``first_column`` on; padding must be 0."""
     _store_planes(packed, trit_RC + 1, row_R, first_column, in_rows, row_bytes, 4)
 
 
 @triton.jit
 def load_votes(votes, row_R, column_C, in_rows, columns, row_width, BITS: tl.constexpr):
-    """Accumulators ``[R, C]`` in int32; what is out of range is 0."""
+    """Load accumulators ``[R, C]`` as int32; elements out of range give 0."""
     row = row_R.to(tl.int64)[:, None] * row_width
     if BITS == 8:
         inside = in_rows[:, None] & (column_C < columns)[None, :]
-        return tl.load(votes + row + column_C[None, :], mask=inside, other=0).to(tl.int32)
+        place = votes + row + column_C[None, :]
+        return tl.load(place, mask=inside, other=0).to(tl.int32)
     elif BITS == 4:
-        place = column_C // BLOCK * 64 + column_C % 64
-        inside = in_rows[:, None] & (place < row_width)[None, :]
-        byte = tl.load(votes + row + place[None, :], mask=inside, other=0x88).to(tl.int32)
-        return ((byte >> (column_C // 64 % 2 * 4)[None, :]) & 15) - 8
+        byte_C = column_C // BLOCK * 64 + column_C % 64
+        inside = in_rows[:, None] & (byte_C < row_width)[None, :]
+        place = votes + row + byte_C[None, :]
+        byte = tl.load(place, mask=inside, other=0x88).to(tl.int32)
+        shift = column_C // 64 % 2 * 4
+        return ((byte >> shift[None, :]) & 15) - 8
     else:
         return load_trits(votes, row_R, column_C, in_rows, row_width)
 
 
 @triton.jit
 def store_votes(
-    votes, vote_RC, row_R, first_column, in_rows, columns, row_width, BITS: tl.constexpr
+    votes,
+    vote_RC,
+    row_R,
+    first_column,
+    in_rows,
+    columns,
+    row_width,
+    BITS: tl.constexpr,
 ):
     """Store accumulators ``[R, C]`` of columns from ``first_column`` on; padding must be 0."""
     if BITS == 8:

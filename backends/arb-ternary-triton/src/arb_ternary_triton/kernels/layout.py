@@ -1,4 +1,4 @@
-"""Kernels between the layouts and plain int8 matrices."""
+"""Convert between the stored layouts and plain int8 matrices."""
 
 from __future__ import annotations
 
@@ -10,28 +10,41 @@ from arb_ternary_triton.kernels.common import load_votes, store_votes
 
 @triton.jit
 def pack_kernel(
-    values, stored, rows, columns, row_stride, column_stride, row_width,
-    BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """int8 ``[N, K]`` with any strides to a layout."""
+    values,
+    stored,
+    rows,
+    columns,
+    row_stride,
+    column_stride,
+    row_width,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Pack int8 ``[N, K]`` with any strides into the stored layout."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * COLUMNS
     column_C = first + tl.arange(0, COLUMNS)
     in_rows = row_R < rows
     inside = in_rows[:, None] & (column_C < columns)[None, :]
-    place = (
-        row_R.to(tl.int64)[:, None] * row_stride + column_C.to(tl.int64)[None, :] * column_stride
-    )
+    row_place = row_R.to(tl.int64)[:, None] * row_stride
+    place = row_place + column_C.to(tl.int64)[None, :] * column_stride
     value = tl.load(values + place, mask=inside, other=0).to(tl.int32)
     store_votes(stored, value, row_R, first, in_rows, columns, row_width, BITS)
 
 
 @triton.jit
 def unpack_kernel(
-    stored, values, rows, columns, row_width,
-    BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """A layout to int8 ``[N, K]``, contiguous."""
+    stored,
+    values,
+    rows,
+    columns,
+    row_width,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Unpack the stored layout into a contiguous int8 ``[N, K]``."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_rows = row_R < rows
