@@ -1,4 +1,4 @@
-"""Checks of tensor arguments: kernels take addresses on trust."""
+"""Check tensor arguments, because kernels trust the addresses they get."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def packed_columns(columns: int) -> int:
-    """Bytes of a packed row: whole blocks of 128 trits in 32 bytes."""
+    """Return the bytes of a packed row: whole blocks of 128 trits in 32 bytes."""
     return LANES * cdiv(columns, BLOCK)
 
 
 def vote_columns(columns: int, bits: int) -> int:
-    """Elements of a row of accumulators: int8 for 8 bits, else bytes of whole blocks."""
-    return columns if bits == 8 else cdiv(columns, BLOCK) * BLOCK * bits // 8
+    """Return the elements of a row of accumulators: int8 for 8 bits, else bytes of whole blocks."""
+    if bits == 8:
+        return columns
+    return cdiv(columns, BLOCK) * BLOCK * bits // 8
 
 
 def check_readable(
     tensor: Tensor, name: str, dtype: torch.dtype | tuple[torch.dtype, ...], size: tuple[int, ...]
 ) -> Tensor:
-    """A tensor that is only read: the same, or a contiguous copy.
+    """Check a tensor that is only read, and return it or a contiguous copy.
 
     Raises:
-        TypeError: not on a device that the kernels serve, or of another dtype.
+        TypeError: it is on a device that the kernels do not serve, or has another dtype.
         ValueError: its shape is not ``size``.
     """
     if not serves(tensor):
@@ -41,39 +43,39 @@ def check_readable(
         raise TypeError(f"{name} must be on {place}, got {tensor.device}")
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     if tensor.dtype not in dtypes:
-        raise TypeError(
-            f"{name} must be {' or '.join(str(one) for one in dtypes)}, got {tensor.dtype}"
-        )
+        names = " or ".join(map(str, dtypes))
+        raise TypeError(f"{name} must be {names}, got {tensor.dtype}")
     if tuple(tensor.shape) != size:
         raise ValueError(f"{name} must be {list(size)}, got {list(tensor.shape)}")
     return tensor.resolve_neg().contiguous()
 
 
 def check_mutable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...]) -> None:
-    """A tensor that is written in place.
+    """Check a tensor that is written in place.
 
     Raises:
         TypeError: as :func:`check_readable`.
         ValueError: as :func:`check_readable`, or it is not contiguous.
     """
-    if check_readable(tensor, name, dtype, size) is not tensor and not tensor.is_contiguous():
+    checked = check_readable(tensor, name, dtype, size)
+    if checked is not tensor and not tensor.is_contiguous():
         raise ValueError(
             f"{name} is written in place and must be contiguous, got strides {tensor.stride()}"
         )
 
 
 def check_float(tensor: Tensor, name: str, size: tuple[int, ...]) -> Tensor:
-    """A float tensor that is only read, contiguous; float64 is rounded to float32 first.
+    """Check a float tensor that is only read; float64 is rounded to float32 first.
 
-    The interpreter computes with numpy, which has no bfloat16: there bfloat16 is widened.
+    The interpreter computes with numpy, which has no bfloat16. There bfloat16 is widened.
     """
-    widened = tensor.dtype is torch.float64 or (INTERPRETED and tensor.dtype is torch.bfloat16)
-    wide = tensor.to(torch.float32) if widened else tensor
-    return check_readable(wide, name, FLOATS, size)
+    if tensor.dtype is torch.float64 or (INTERPRETED and tensor.dtype is torch.bfloat16):
+        tensor = tensor.to(torch.float32)
+    return check_readable(tensor, name, FLOATS, size)
 
 
 def check_shape(shape: WeightShape) -> None:
-    """A weight whose groups are whole bit planes.
+    """Check that the groups of a weight are whole bit planes.
 
     Raises:
         ValueError: the group size is neither a multiple of 32 nor a whole row.
@@ -85,8 +87,7 @@ def check_shape(shape: WeightShape) -> None:
 
 
 def check_packed(packed: Tensor, shape: WeightShape) -> Tensor:
-    """The packed weight, contiguous."""
+    """Check the packed weight and return it, contiguous."""
     check_shape(shape)
-    return check_readable(
-        packed, "packed", torch.uint8, (shape.out_features, packed_columns(shape.in_features))
-    )
+    size = (shape.out_features, packed_columns(shape.in_features))
+    return check_readable(packed, "packed", torch.uint8, size)

@@ -1,4 +1,4 @@
-"""The backend: its name, what it promises, and its kernels."""
+"""The backend: its name, capabilities and kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from attrs import field, frozen
@@ -26,6 +26,9 @@ from arb_ternary_triton.gpu import gpu_of
 from arb_ternary_triton.launch import INTERPRETED
 from arb_ternary_triton.tables import bucket_of, user_table
 
+#: Kernels whose tile sizes are measured, by op.
+_MEASURED: Final = {"linear": "linear", "linear_grad_input": "grad_input", "cast_votes": "votes"}
+
 
 @frozen
 class TritonBackend:
@@ -36,27 +39,18 @@ class TritonBackend:
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
     def compiled(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any]:
-        """What the kernel of an op uses on an H100, from code compiled here: for ``arb backends
-        roofline``.
+        """Compile the kernel of an op for an H100 and return what it uses.
 
-        In a process of its own, since kernels that were made for the interpreter cannot be
-        compiled.
+        ``arb backends roofline`` calls this. It compiles in a child process, since kernels that
+        were made for the interpreter cannot be compiled.
 
         Raises:
-            EnvironmentProblem: it cannot be compiled.
+            EnvironmentProblem: the kernel cannot be compiled.
         """
         sizes = (rows, shape.out_features, shape.in_features, shape.group_size)
-        command = [
-            sys.executable,
-            "-m",
-            "arb_ternary_triton.compiling",
-            "--json",
-            "--target",
-            "sm_90a",
-            "--call",
-            op,
-        ]
-        command += [*map(str, sizes), "int8" if integer else "bfloat16"]
+        command = [sys.executable, "-m", "arb_ternary_triton.compiling", "--json"]
+        command += ["--target", "sm_90a", "--call", op, *map(str, sizes)]
+        command.append("int8" if integer else "bfloat16")
         done = subprocess.run(
             command,
             env=for_child(TRITON_INTERPRET="0"),
@@ -65,35 +59,36 @@ class TritonBackend:
             check=False,
         )
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise EnvironmentProblem(f"the kernel of {op!r} cannot be compiled for sm_90a: {last}")
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise EnvironmentProblem(
+                f"the kernel of {op!r} cannot be compiled for sm_90a: {lines[-1]}"
+            )
         (found,) = json.loads(done.stdout)
         return dict(found)
 
     def measured(
         self, op: str, rows: int, shape: WeightShape, integer: bool
     ) -> dict[str, Any] | None:
-        """What the table of this machine's GPU holds for an op: for ``arb backends explain``.
+        """Return what was measured for an op on this machine's GPU, for ``arb backends explain``.
 
         Returns:
-            ``seconds`` of a call and the ``shape`` M, N, K that it was measured on; None where
-            nothing was measured.
+            ``seconds`` of a call and the ``shape`` M, N, K that it was measured on; None if nothing
+            was measured.
         """
-        kernel = {"linear": "linear", "linear_grad_input": "grad_input", "cast_votes": "votes"}.get(
-            op
-        )
+        kernel = _MEASURED.get(op)
         if kernel is None or INTERPRETED or not torch.cuda.is_available():
             return None
         kind = (kernel, "int8" if integer else "16 bits")
         if op == "linear" and rows == 1:
             kind = ("row", "int8" if integer else "float")
         bucket = bucket_of(rows, shape.out_features, shape.in_features)
-        found = user_table(gpu_of(torch.cuda.current_device())).find(kind, bucket)
+        table = user_table(gpu_of(torch.cuda.current_device()))
+        found = table.find(kind, bucket)
         return None if found is None else {"seconds": found.seconds, "shape": list(bucket)}
 
 
 def build() -> KernelBackend:
-    """The backend with every required and optional op, and those between ranks."""
+    """Build the backend, with every required and optional op and the ops between ranks."""
     return TritonBackend(
         kernels={
             "pack": layout.pack,

@@ -1,9 +1,9 @@
-"""Which entry of which table a call takes.
+"""Choose the table entry of a call.
 
-What was measured on this machine comes first, then the shipped table. Where torch is told to use
-deterministic algorithms, choices are the shipped ones alone, whatever was measured: the order of
-float sums depends on the tile, so that a run has the same bits on all machines with that GPU.
-Integer results have the same bits with any tile.
+Entries measured on this machine come first, then the shipped table. If torch is set to use
+deterministic algorithms, only shipped entries are used. The order of float sums depends on the
+tile, so this gives a run the same bits on all machines with that GPU. Integer results have the same
+bits with any tile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _forced: ContextVar[Entry | None] = ContextVar("arb_ternary_triton_forced", defa
 
 @contextmanager
 def forced(entry: Entry) -> Iterator[None]:
-    """Take this entry, whatever tables say: while it is measured."""
+    """Use this entry, whatever the tables say, while it is measured."""
     token = _forced.set(entry)
     try:
         yield
@@ -34,8 +34,9 @@ def forced(entry: Entry) -> Iterator[None]:
 
 
 def fixed_choices() -> bool:
-    """Whether torch is told to be deterministic; by warnings only, as tools do that fill memory,
-    does not count.
+    """Return whether torch is set to be deterministic.
+
+    The mode that only warns does not count, since tools switch it on to fill memory.
     """
     return (
         torch.are_deterministic_algorithms_enabled()
@@ -44,16 +45,17 @@ def fixed_choices() -> bool:
 
 
 def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torch.device) -> Entry:
-    """The entry for a call on a GPU, or for one that is compiled for."""
-    held = _forced.get()
-    if held is not None:
-        return held
+    """Return the entry for a call on a GPU, or for a call that is recorded for a GPU."""
+    forced_entry = _forced.get()
+    if forced_entry is not None:
+        return forced_entry
     recorded = recorded_gpu()
     if recorded is not None:
         return shipped(kind, rows, recorded)
     gpu = gpu_of(torch.cuda.current_device() if device.index is None else device.index)
     if fixed_choices():
         return shipped(kind, rows, gpu)
+
     bucket = bucket_of(rows, outputs, columns)
     table = user_table(gpu)
     found = table.find(kind, bucket)

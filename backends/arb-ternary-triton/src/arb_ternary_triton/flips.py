@@ -1,6 +1,8 @@
-"""Applying votes: crossings of accumulators become flips of trits and steps of exponents."""
+"""Apply votes: crossings of accumulators become flips of trits and steps of exponents."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -11,9 +13,11 @@ from arb_ternary_triton.arguments import check_mutable, check_readable, check_sh
 from arb_ternary_triton.floors import renew_floors
 from arb_ternary_triton.kernels.flips import flip_exponents_kernel, flip_kernel
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
-from arb_ternary_triton.layout import vote_size
-from arb_ternary_triton.noise import hash_keys
+from arb_ternary_triton.layout import vote_dtype, vote_size
+from arb_ternary_triton.noise import HashKeys, hash_keys
 from arb_ternary_triton.tiles import elementwise
+
+_NO_KEYS: Final = HashKeys()
 
 
 def _flip(
@@ -23,7 +27,7 @@ def _flip(
     leak: int = 0,
     decay: int = 0,
     carry: bool = False,
-    keys: tuple[int, int, bool] = (0, 0, False),
+    keys: HashKeys = _NO_KEYS,
 ) -> Tensor:
     shape = state.shape
     packed = state.weight
@@ -32,9 +36,7 @@ def _flip(
     rows = shape.out_features
     columns = shape.in_features
     check_mutable(packed, "packed", torch.uint8, (rows, packed_columns(columns)))
-    check_mutable(
-        votes, "votes", torch.int8 if shape.vote_bits == 8 else torch.uint8, vote_size(shape)
-    )
+    check_mutable(votes, "votes", vote_dtype(shape), vote_size(shape))
     flips = torch.zeros((), dtype=torch.int64, device=packed.device)
     tile = elementwise(rows, columns)
     launch(
@@ -50,13 +52,14 @@ def _flip(
         threshold,
         leak,
         decay,
-        *keys[:2],
+        keys.first,
+        keys.second,
         state.first_row,
         CARRY=carry,
         LEAK=leak > 0,
         DECAY=decay > 0,
         BITS=shape.vote_bits,
-        WIDE=keys[2],
+        WIDE=keys.wide,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         warps=tile.warps,
@@ -65,36 +68,39 @@ def _flip(
 
 
 def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
-    """Turn crossings into flips; mutates ``weight`` and ``votes``; int64 scalar: trits that
-    changed.
+    """Turn crossings into flips and return the number of changed trits, int64.
+
+    Mutates ``weight`` and ``votes``.
     """
     return _flip(state, threshold, leak=leak)
 
 
 def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
-    """Flips with or without carry, then decay by the counter hash; mutates ``weight`` and
-    ``votes``.
+    """Flip trits with or without carry, then decay the votes by the counter hash.
+
+    Mutates ``weight`` and ``votes``. Returns the number of changed trits, int64.
     """
-    keys = (0, 0, False)
+    keys = _NO_KEYS
     if decay:
         seed, step, stream = state.draw()
-        keys = hash_keys(
-            seed, step, stream + USE_DECAY, (state.first_row + state.sizes[0]) * state.sizes[1]
-        )
+        shape = state.shape
+        count = (state.first_row + shape.out_features) * shape.in_features
+        keys = hash_keys(seed, step, stream + USE_DECAY, count)
     return _flip(state, threshold, decay=decay, carry=carry, keys=keys)
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
-    """Move exponents by one step within their band; mutates both; int64 scalar: exponents that
-    changed.
+    """Move exponents by one step within their band and return the number that changed, int64.
+
+    Mutates the exponents and their votes.
     """
     exponent = state.exponent
     exponent_votes = state.learned
-    origin = state.origin
     rows, groups = exponent.shape
     check_mutable(exponent, "exponent", torch.int8, (rows, groups))
     check_mutable(exponent_votes, "exponent_votes", torch.int8, (rows, groups))
-    centre = check_readable(origin, "origin", torch.int8, tuple(origin.shape)).expand(rows, groups)
+    origin = check_readable(state.origin, "origin", torch.int8, tuple(state.origin.shape))
+    row_stride, column_stride = origin.expand(rows, groups).stride()
     moves = torch.zeros((), dtype=torch.int64, device=exponent.device)
     count = rows * groups
     chunk = min(power_of_two_up(count), 1 << 16) if INTERPRETED else 512
@@ -103,11 +109,12 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
         (cdiv(count, chunk),),
         exponent,
         exponent_votes,
-        centre,
+        origin,
         moves,
         count,
         groups,
-        *centre.stride(),
+        row_stride,
+        column_stride,
         threshold,
         band,
         leak,

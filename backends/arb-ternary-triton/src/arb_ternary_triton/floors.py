@@ -1,9 +1,9 @@
-"""Smallest exponents of rows and of columns: the units of integer products, kept while the
-exponents are unchanged.
+"""Smallest exponents of rows and columns, kept while the exponents are unchanged.
 
-How far the exponents spread chooses the kernel of a product, so the host has to know it. Where a
-kernel moves exponents, it sets off that transfer by itself; the optimizer's own transfer at the end
-of its step comes after it on the stream, so that the next product finds the numbers on the host.
+They are the units of integer products. The spread of the exponents decides the kernel of a product,
+so the host has to know it. A kernel that moves exponents starts that transfer by itself. The
+optimizer's own transfer at the end of its step comes later on the stream, so the next product finds
+the numbers on the host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weakref import ref
 
 import torch
 from attrs import frozen
-from torch import Tensor, int32, stack
+from torch import Tensor
 
 from arb_ternary.backends.integer import MAX_SPREAD
 from arb_ternary.backends.protocol import WeightShape
@@ -27,20 +27,21 @@ _KEPT: Final = 4096
 
 
 class Arriving:
-    """Integers of a device on their way to the host, which waits only if it asks before they are
-    there.
+    """Integers on their way from a device to the host.
+
+    The host waits only if it reads them before they have arrived.
     """
 
     def __init__(self, numbers: Tensor) -> None:
-        # pinned, where the transfer need not be waited for
+        # Pinned memory, so the transfer runs in the background.
         self._numbers = numbers.to("cpu", non_blocking=True)
-        self._sent: Any = (
-            torch.cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
-        )
+        self._sent: Any = None
+        if numbers.is_cuda:
+            self._sent = torch.cuda.current_stream(numbers.device).record_event()
         self._read: list[int] | None = None
 
     def read(self) -> list[int]:
-        """The numbers; every product asks, and the first waits."""
+        """Return the numbers; the first call waits for them."""
         if self._read is None:
             if self._sent is not None:
                 self._sent.synchronize()
@@ -55,8 +56,7 @@ class Floors:
     Attributes:
         rows: int32 ``[N]``, the smallest exponent of each row.
         columns: int32 ``[K]``, the smallest exponent in each column.
-        spreads: how far exponents of one row exceed its smallest, at most, and likewise of one
-            column.
+        spreads: largest distance of an exponent from the smallest of its row, and of its column.
     """
 
     rows: Tensor
@@ -65,53 +65,66 @@ class Floors:
 
     @property
     def row_spread(self) -> int:
-        """How far exponents of one row exceed its smallest, at most."""
+        """Largest distance of an exponent from the smallest of its row."""
         return self.spreads.read()[0]
 
     @property
     def column_spread(self) -> int:
-        """How far exponents of one column exceed its smallest, at most."""
+        """Largest distance of an exponent from the smallest of its column."""
         return self.spreads.read()[1]
 
 
-_kept: OrderedDict[int, tuple[ref[Tensor], int, WeightShape, Floors]] = OrderedDict()
+@frozen(eq=False)
+class _Entry:
+    """The floors of one version of an exponent tensor."""
+
+    exponent: ref[Tensor]
+    version: int
+    shape: WeightShape
+    floors: Floors
+
+    def serves(self, exponent: Tensor, shape: WeightShape) -> bool:
+        """Return whether the floors are those of ``exponent`` as it is now."""
+        same = self.exponent() is exponent and self.version == exponent._version
+        return same and self.shape == shape
+
+
+_kept: OrderedDict[int, _Entry] = OrderedDict()
 _lock = Lock()
 
 
 def floors_of(exponent: Tensor, shape: WeightShape) -> Floors:
-    """The floors of int8 exponents ``[N, J]`` of a weight that is not empty.
+    """Return the floors of int8 exponents ``[N, J]`` of a weight that is not empty.
 
-    Where something else than :func:`renew_floors` has seen the exponents change (a checkpoint was
-    loaded), the host waits for the device once, because the spread chooses the kernel.
+    If the exponents changed without :func:`renew_floors` (a checkpoint was loaded), the host waits
+    for the device once, because the spread decides the kernel.
     """
     if exponent.is_inference():
         return _measure(exponent, shape)
-    version = exponent._version
     with _lock:
-        found = _kept.get(id(exponent))
-        if found is not None and found[0]() is exponent and found[1:3] == (version, shape):
+        entry = _kept.get(id(exponent))
+        if entry is not None and entry.serves(exponent, shape):
             _kept.move_to_end(id(exponent))
-            return found[3]
-    return _keep(exponent, version, shape)
+            return entry.floors
+    return _keep(exponent, shape)
 
 
 def renew_floors(exponent: Tensor) -> None:
-    """Find the floors of exponents that a kernel has just moved, if a product has asked for them
-    before.
-    """
+    """Find the floors of exponents that a kernel has just moved, if a product has used them."""
     if exponent.is_inference():
         return
     with _lock:
-        found = _kept.get(id(exponent))
-    if found is not None and found[0]() is exponent:
-        _keep(exponent, exponent._version, found[2])
+        entry = _kept.get(id(exponent))
+    if entry is not None and entry.exponent() is exponent:
+        _keep(exponent, entry.shape)
 
 
-def _keep(exponent: Tensor, version: int, shape: WeightShape) -> Floors:
+def _keep(exponent: Tensor, shape: WeightShape) -> Floors:
+    version = exponent._version
     floors = _measure(exponent, shape)
     with _lock:
-        _kept[id(exponent)] = (ref(exponent), version, shape, floors)
-        for key in [key for key, entry in _kept.items() if entry[0]() is None]:
+        _kept[id(exponent)] = _Entry(ref(exponent), version, shape, floors)
+        for key in [key for key, entry in _kept.items() if entry.exponent() is None]:
             del _kept[key]
         while len(_kept) > _KEPT:
             _kept.popitem(last=False)
@@ -119,7 +132,7 @@ def _keep(exponent: Tensor, version: int, shape: WeightShape) -> Floors:
 
 
 def check_spread(spread: int) -> None:
-    """Refuse exponents that spread so far that 64 bits do not hold the sum for K = 2**16."""
+    """Refuse a spread for which 64 bits do not hold the sum at K = 2**16."""
     if spread > MAX_SPREAD:
         raise ValueError(
             f"exponents spread over {spread}; the exact integer product takes at most {MAX_SPREAD}"
@@ -127,14 +140,14 @@ def check_spread(spread: int) -> None:
 
 
 def _measure(exponent: Tensor, shape: WeightShape) -> Floors:
-    wide = exponent.to(int32)
+    wide = exponent.to(torch.int32)
     rows = wide.amin(dim=1)
     columns = wide.amin(dim=0)
-    spreads = Arriving(
-        stack([(wide.amax(dim=1) - rows).amax(), (wide.amax(dim=0) - columns).amax()])
-    )
+    row_spread = (wide.amax(dim=1) - rows).amax()
+    column_spread = (wide.amax(dim=0) - columns).amax()
+    spreads = Arriving(torch.stack([row_spread, column_spread]))
     if shape.groups == 1:
-        spread_out = columns.expand(shape.in_features)
+        columns = columns.expand(shape.in_features)
     else:
-        spread_out = columns.repeat_interleave(shape.group_size)[: shape.in_features]
-    return Floors(rows, spread_out.contiguous(), spreads)
+        columns = columns.repeat_interleave(shape.group_size)[: shape.in_features]
+    return Floors(rows, columns.contiguous(), spreads)

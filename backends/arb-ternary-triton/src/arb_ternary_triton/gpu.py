@@ -1,4 +1,4 @@
-"""Which GPU kernels are for: the one that a tensor is on, or one that is only compiled for."""
+"""The GPU that kernels are for: the GPU of a tensor, or one that is only compiled for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from attrs import frozen
 
 @frozen
 class Gpu:
-    """What the choice of tiles asks about a GPU.
+    """Facts about a GPU that decide tile sizes.
 
     Attributes:
-        family: its instruction set: ``sm_90``, ``gfx942``.
-        multiprocessors: their number.
-        name: as its driver calls it; empty for one that is only compiled for.
+        family: instruction set: ``sm_90``, ``gfx942``.
+        multiprocessors: number of multiprocessors.
+        name: the driver's name; empty for a GPU that is only compiled for.
     """
 
     family: str
@@ -25,20 +25,24 @@ class Gpu:
 
     @property
     def nvidia(self) -> bool:
-        """Whether it has NVIDIA's dot product of four bytes, and not AMD's instructions."""
+        """Whether it has NVIDIA's dot product of four bytes, rather than AMD's instructions."""
         return self.family.startswith("sm_")
 
 
-#: GPUs of the shipped table: A100, H100 and H200, MI300X.
+#: GPUs of the shipped table: A100; H100 and H200; MI300X.
 KNOWN: Final = {
-    gpu.family: gpu for gpu in (Gpu("sm_80", 108), Gpu("sm_90", 132), Gpu("gfx942", 304))
+    "sm_80": Gpu("sm_80", 108),
+    "sm_90": Gpu("sm_90", 132),
+    "gfx942": Gpu("gfx942", 304),
 }
 
 
 @cache
 def gpu_of(index: int) -> Gpu:
-    """The GPU that torch calls ``cuda:index``."""
+    """Return the GPU that torch calls ``cuda:index``."""
     facts = torch.cuda.get_device_properties(index)
     if torch.version.hip is None:
-        return Gpu(f"sm_{facts.major}{facts.minor}", facts.multi_processor_count, facts.name)
-    return Gpu(facts.gcnArchName.partition(":")[0], facts.multi_processor_count, facts.name)
+        family = f"sm_{facts.major}{facts.minor}"
+    else:
+        family = facts.gcnArchName.partition(":")[0]
+    return Gpu(family, facts.multi_processor_count, facts.name)

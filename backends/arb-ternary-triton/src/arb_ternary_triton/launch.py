@@ -1,4 +1,4 @@
-"""Starting kernels: compiled, or in the interpreter, with the options that exactness asks for."""
+"""Launch kernels, compiled or in the interpreter, with the options that exact results need."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from torch import Tensor
 
 from arb_ternary_triton.gpu import Gpu
 
-# : Whether Triton's kernels were made for its interpreter, which is decided when the first of them
-# is imported.
+#: Whether Triton's kernels were made for its interpreter, which is decided when the first of them
+#: is imported.
 INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
 
 
 @define
 class Launch:
-    """What would have been started: the kernel, its arguments, compile-time constants and
-    options.
-    """
+    """A recorded launch: the kernel, its arguments, compile-time constants and options."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -35,7 +33,7 @@ class Launch:
 
 @define
 class _Recorder:
-    """Kernels that are noted instead of started."""
+    """Records launches for a GPU instead of running them."""
 
     launches: list[Launch]
     gpu: Gpu
@@ -46,8 +44,9 @@ _recorder: _Recorder | None = None
 
 @contextmanager
 def recording(gpu: Gpu) -> Iterator[list[Launch]]:
-    """Note kernels instead of starting them, so that a machine without a GPU can compile what
-    ``gpu`` would run.
+    """Record launches instead of running them.
+
+    So a machine without a GPU can compile what ``gpu`` would run.
     """
     global _recorder  # noqa: PLW0603
     _recorder = _Recorder([], gpu)
@@ -58,21 +57,19 @@ def recording(gpu: Gpu) -> Iterator[list[Launch]]:
 
 
 def recorded_gpu() -> Gpu | None:
-    """The GPU in mind while launches are recorded."""
+    """Return the GPU that launches are recorded for, or None."""
     return None if _recorder is None else _recorder.gpu
 
 
 def on_nvidia() -> bool:
-    """Whether kernels are for NVIDIA's GPUs, with their dot product of four bytes, and not for
-    AMD's.
-    """
+    """Return whether kernels are for NVIDIA's GPUs, with their dot product of four bytes."""
     if _recorder is not None:
         return _recorder.gpu.nvidia
     return not INTERPRETED and torch.version.hip is None
 
 
 def serves(tensor: Tensor) -> bool:
-    """Whether kernels can reach the memory of a tensor."""
+    """Return whether kernels can reach the memory of a tensor."""
     return tensor.is_cpu if INTERPRETED or _recorder is not None else tensor.is_cuda
 
 
@@ -86,15 +83,14 @@ def launch(
 ) -> None:
     """Run ``kernel`` on ``grid``; an empty grid runs nothing.
 
-    Multiplications and additions are not fused: the number format says where a rounding takes
-    place.
+    Multiplications and additions are not fused: the number format says where results are rounded.
 
     Args:
         kernel: a function under ``triton.jit``.
         grid: numbers of programs.
-        arguments: positional arguments; the device is that of the first tensor among them.
-        warps: of a program.
-        stages: of the software pipeline.
+        arguments: positional arguments. The device is that of the first tensor among them.
+        warps: warps per program.
+        stages: stages of the software pipeline.
         constants: compile-time arguments.
     """
     if 0 in grid:
@@ -103,22 +99,21 @@ def launch(
         _recorder.launches.append(Launch(kernel, grid, arguments, constants, warps, stages))
         return
     if INTERPRETED:
-        # numpy warns of infinities and NaN, which are values like others to a kernel.
+        # numpy warns about infinities and NaN, which are ordinary values to a kernel.
         with numpy.errstate(all="ignore"):
             kernel[grid](*arguments, **constants)
         return
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
     with torch.cuda.device(device):
-        kernel[grid](
-            *arguments, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **constants
-        )
+        kernel[grid](*arguments, **options, **constants)
 
 
 def cdiv(size: int, tile: int) -> int:
-    """``ceil(size / tile)``."""
+    """Return ``ceil(size / tile)``."""
     return -(-size // tile)
 
 
 def power_of_two_up(size: int) -> int:
-    """The smallest power of two that is at least ``size``, and at least 1."""
+    """Return the smallest power of two that is at least ``size``, and at least 1."""
     return 1 << max(0, size - 1).bit_length()

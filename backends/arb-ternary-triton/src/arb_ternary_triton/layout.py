@@ -1,4 +1,4 @@
-"""To and from the layout of packed weights and narrow accumulators."""
+"""Convert to and from the layout of packed weights and narrow accumulators."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from arb_ternary_triton.launch import cdiv, launch
 from arb_ternary_triton.tiles import elementwise
 
 
+def vote_dtype(shape: WeightShape) -> torch.dtype:
+    """Return the dtype of stored accumulators."""
+    return torch.int8 if shape.vote_bits == 8 else torch.uint8
+
+
 def vote_size(shape: WeightShape) -> tuple[int, int]:
-    """Shape of a tensor of accumulators."""
+    """Return the size of a tensor of stored accumulators."""
     return shape.out_features, vote_columns(shape.in_features, shape.vote_bits)
 
 
@@ -23,17 +28,20 @@ def _pack(values_NK: Tensor, width: int, bits: int) -> Tensor:
     rows, columns = values_NK.shape
     check_readable(values_NK[:0], "values", torch.int8, (0, columns))
     values = values_NK.resolve_neg()
+    row_stride, column_stride = values.stride()
     stored = torch.empty((rows, width), dtype=torch.uint8, device=values.device)
     tile = elementwise(rows, columns)
-    grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
-    arguments = (rows, columns, *values.stride(), width)
-    # Values are not checked: that would make the host wait for the device in every repacking.
+    # Values are not checked: the host would wait for the device in every repacking.
     launch(
         pack_kernel,
-        grid,
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
         values,
         stored,
-        *arguments,
+        rows,
+        columns,
+        row_stride,
+        column_stride,
+        width,
         BITS=bits,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -46,14 +54,14 @@ def _unpack(stored: Tensor, shape: WeightShape, bits: int) -> Tensor:
     columns = shape.in_features
     values = torch.empty((rows, columns), dtype=torch.int8, device=stored.device)
     tile = elementwise(rows, columns)
-    grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
-    arguments = (rows, columns, stored.shape[1])
     launch(
         unpack_kernel,
-        grid,
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
         stored,
         values,
-        *arguments,
+        rows,
+        columns,
+        stored.shape[1],
         BITS=bits,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -62,18 +70,19 @@ def _unpack(stored: Tensor, shape: WeightShape, bits: int) -> Tensor:
 
 
 def pack(trits_NK: Tensor) -> Tensor:
-    """int8 trits ``[N, K]`` to uint8 ``[N, 32 * ceil(K / 128)]``."""
+    """Pack int8 trits ``[N, K]`` into uint8 ``[N, 32 * ceil(K / 128)]``."""
     return _pack(trits_NK, packed_columns(trits_NK.shape[-1]), 2)
 
 
 def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
-    """A packed weight to int8 trits ``[N, K]``."""
+    """Unpack a weight into int8 trits ``[N, K]``."""
     return _unpack(check_packed(packed, shape), shape, 2)
 
 
 def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
-    """int8 votes ``[N, K]`` to the backend's layout: int8 for 8 bits, else bytes of whole blocks of
-    128 columns.
+    """Convert int8 votes ``[N, K]`` to the backend's layout.
+
+    Votes of 8 bits stay int8. Narrower votes become bytes of whole blocks of 128 columns.
     """
     if bits == 8:
         return votes_NK.clone(memory_format=torch.contiguous_format)
@@ -81,9 +90,8 @@ def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
 
 
 def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
-    """The backend's layout of votes to int8 ``[N, K]``, memory of its own."""
+    """Convert the backend's layout of votes to a new int8 tensor ``[N, K]``."""
+    stored = check_readable(votes, "votes", vote_dtype(shape), vote_size(shape))
     if shape.vote_bits == 8:
-        return check_readable(votes, "votes", torch.int8, vote_size(shape)).clone()
-    return _unpack(
-        check_readable(votes, "votes", torch.uint8, vote_size(shape)), shape, shape.vote_bits
-    )
+        return stored.clone()
+    return _unpack(stored, shape, shape.vote_bits)

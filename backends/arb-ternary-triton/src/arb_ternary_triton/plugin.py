@@ -1,4 +1,4 @@
-"""Hook implementations. Imported by every command: nothing heavy here."""
+"""Hook implementations. Every command imports this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ INTERPRET = Variable(
 TUNE = Variable(
     "ARB_TERNARY_TRITON_TUNE",
     "0",
-    "1 lets the `triton` backend measure tile sizes on the GPU and keep the fastest",
+    "1 makes the `triton` backend measure tile sizes on the GPU and keep the fastest",
 )
 CACHE_HOME = Variable(
-    "XDG_CACHE_HOME", "", "folder of caches, for measured tile sizes; empty is ~/.cache"
+    "XDG_CACHE_HOME", "", "cache folder for measured tile sizes; empty means ~/.cache"
 )
 
 
 @hookimpl
 def arb_register_backends() -> Sequence[BackendSpec]:
-    """The Triton backend; above the torch backend's 0, so that `auto` prefers it on a GPU."""
+    """Register the Triton backend.
+
+    Its priority is above the torch backend's 0, so that `auto` prefers it on a GPU.
+    """
     return (
         BackendSpec(
             name="triton",

@@ -1,5 +1,6 @@
-"""Whether the Triton kernels can work on a device; imports neither torch nor triton, and wakes no
-accelerator.
+"""Probe whether the Triton kernels can work on a device.
+
+The probe imports neither torch nor triton, and does not initialise an accelerator.
 """
 
 from __future__ import annotations
@@ -12,27 +13,23 @@ from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.backends.reference_probe import probe as probe_torch
 from arb_ternary_triton.plugin import INTERPRET
 
-#: First release whose compiler and interpreter the kernels are tried with.
+#: First release whose compiler and interpreter the kernels are tested with.
 _OLDEST: Final = (3, 4)
 
 
 def interpreted() -> bool:
-    """Whether Triton would run kernels in its interpreter, by its own reading of the variable."""
+    """Return whether Triton would run kernels in its interpreter."""
     return INTERPRET.read().strip().lower() in ("1", "true", "on", "yes", "y")
 
 
 def probe(device: str) -> ProbeResult:
-    """Usable on ``cuda`` with a driver, and on ``cpu`` where ``TRITON_INTERPRET=1`` asks for the
-    interpreter.
-    """
+    """Accept ``cuda`` with a driver, and ``cpu`` if ``TRITON_INTERPRET=1`` is set."""
     release = _release()
     if release is None:
         return ProbeResult(False, "triton is not installed: pip install triton (Linux only)")
     if _numbers(release) < _OLDEST:
-        return ProbeResult(
-            False,
-            f"triton {release} is too old: pip install 'triton>={'.'.join(map(str, _OLDEST))}'",
-        )
+        oldest = ".".join(map(str, _OLDEST))
+        return ProbeResult(False, f"triton {release} is too old: pip install 'triton>={oldest}'")
     kind = device.partition(":")[0]
     torch = probe_torch(device)
     if not torch.usable:
@@ -52,8 +49,9 @@ def probe(device: str) -> ProbeResult:
 
 
 def _release() -> str | None:
-    """The installed release of Triton; ROCm builds of torch bring it under another distribution's
-    name.
+    """Return the installed release of Triton.
+
+    ROCm builds of torch bring it under another distribution's name.
     """
     if find_spec("triton") is None:
         return None

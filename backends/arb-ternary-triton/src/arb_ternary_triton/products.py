@@ -1,13 +1,14 @@
-"""Matrix products and lookup: arguments checked, the kernel chosen, results allocated.
+"""Matrix products and lookup: check arguments, allocate results, launch kernels.
 
 Meaning and signatures are those of ``arb_ternary.backends.reference``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
@@ -39,12 +40,13 @@ _BANDS: Final = 6
 
 
 def _bands(spread: int, terms: int) -> int:
+    """Return the number of bands that a sum takes; one band is summed in 32 bits."""
     check_spread(spread)
     return 1 if spread <= INT8_SPREAD and terms <= _INT32_TERMS else _BANDS
 
 
 def _group(shape: WeightShape) -> int:
-    """Columns of an exponent for the kernels, 0 for one a row."""
+    """Return the columns per exponent as kernels take it: 0 for one exponent per row."""
     return shape.group_size if shape.groups > 1 else 0
 
 
@@ -53,16 +55,16 @@ def _check_exponent(exponent: Tensor, shape: WeightShape) -> Tensor:
 
 
 def _dense(packed: Tensor, exponent: Tensor, shape: WeightShape) -> Tensor:
-    """The weight as a float64 matrix, for the gradient checks that need that dtype."""
-    scale = torch.exp2(exponent.to(torch.float64)).repeat_interleave(
-        max(1, shape.group_size), dim=1
-    )
+    """Return the weight as a float64 matrix, for gradient checks in that dtype."""
+    scale = torch.exp2(exponent.to(torch.float64))
+    scale = scale.repeat_interleave(max(1, shape.group_size), dim=1)
     return unpack(packed, shape) * scale[:, : shape.in_features]
 
 
 def _result_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a kernel writes; the interpreter cuts bfloat16 off instead of rounding: it
-    writes float32.
+    """Return the dtype that a kernel writes.
+
+    The interpreter truncates to bfloat16 instead of rounding, so there kernels write float32.
     """
     if dtype is torch.float64 or (INTERPRETED and dtype is torch.bfloat16):
         return torch.float32
@@ -73,40 +75,74 @@ def _result_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-class _Pieces:
-    """Sums that several programs share: a workspace, and the kernel that adds it up."""
+@frozen(eq=False)
+class _Product:
+    """Checked operands of a product with a packed weight, and its result.
 
-    def __init__(self, out: Tensor, split: int, integer: bool, bands: int) -> None:
-        kind = (torch.int32 if bands == 1 else torch.int64) if integer else torch.float32
-        self.split = split
-        self.out = out
-        self.part = (
-            torch.empty((split, *out.shape), dtype=kind, device=out.device) if split > 1 else out
+    Attributes:
+        left: activations or the gradient.
+        scale: their row scales, or one scale of a gradient; None for float operands.
+        floor: int32 units of the sums; any tensor for float operands.
+        bands: bands that the sums take.
+    """
+
+    left: Tensor
+    scale: Tensor | None
+    packed: Tensor
+    exponent: Tensor
+    floor: Tensor
+    bias: Tensor | None
+    out: Tensor
+    shape: WeightShape
+    bands: int
+
+    @property
+    def integer(self) -> bool:
+        """Whether operands are int8."""
+        return self.scale is not None
+
+    @property
+    def scale_argument(self) -> Tensor:
+        """The scale, or a placeholder that kernels do not read."""
+        return self.left if self.scale is None else self.scale
+
+    @property
+    def bias_argument(self) -> Tensor:
+        """The bias, or a placeholder that kernels do not read."""
+        return self.scale_argument if self.bias is None else self.bias
+
+    def parts(self, split: int) -> Tensor:
+        """Allocate the partial sums of ``split`` programs; the result itself if they are one."""
+        if split == 1:
+            return self.out
+        dtype = torch.float32
+        if self.integer:
+            dtype = torch.int32 if self.bands == 1 else torch.int64
+        return torch.empty((split, *self.out.shape), dtype=dtype, device=self.out.device)
+
+    def finish(self, parts: Tensor, split: int, scale_stride: int) -> Tensor:
+        """Add up partial sums, if there are several, and return the result."""
+        if split == 1:
+            return self.out
+        rows, columns = self.out.shape
+        tile = elementwise(rows, columns)
+        launch(
+            finish_kernel,
+            (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
+            parts,
+            self.scale_argument,
+            scale_stride,
+            self.floor,
+            self.bias_argument,
+            self.out,
+            rows,
+            columns,
+            INT8=self.integer,
+            SPLIT=split,
+            BIAS=self.bias is not None,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
         )
-
-    def finish(
-        self, scale: Tensor, stride: int, floor: Tensor, bias: Tensor | None, integer: bool
-    ) -> Tensor:
-        if self.split > 1:
-            rows, columns = self.out.shape
-            tile = elementwise(rows, columns)
-            launch(
-                finish_kernel,
-                (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
-                self.part,
-                scale,
-                stride,
-                floor,
-                scale if bias is None else bias,
-                self.out,
-                rows,
-                columns,
-                INT8=integer,
-                SPLIT=self.split,
-                BIAS=bias is not None,
-                ROWS=tile.rows,
-                COLUMNS=tile.columns,
-            )
         return self.out
 
 
@@ -119,66 +155,128 @@ def linear(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
-    """``x @ W.T + bias``, ``[M, N]`` in ``dtype``; int8 rows with scales are summed exactly."""
+    """Return ``x @ W.T + bias``, ``[M, N]`` in ``dtype``; int8 rows with scales sum exactly."""
     rows = x_MK.shape[0]
     outputs = shape.out_features
     columns = shape.in_features
     packed = check_packed(packed, shape)
     exponent = _check_exponent(exponent, shape)
-    bias = None if bias_N is None else check_readable(bias_N, "bias", torch.float32, (outputs,))
+    bias = None
+    if bias_N is not None:
+        bias = check_readable(bias_N, "bias", torch.float32, (outputs,))
     if scale_M is None and torch.float64 in (x_MK.dtype, dtype):
         y = x_MK.to(torch.float64) @ _dense(packed, exponent, shape).T
         return (y if bias is None else y + bias).to(dtype)
+
     out = torch.empty((rows, outputs), dtype=_result_dtype(dtype), device=packed.device)
-    integer = scale_M is not None
+    scale = None
     if scale_M is not None:
         x = check_readable(x_MK, "x", torch.int8, (rows, columns))
         scale = check_readable(scale_M, "scale", torch.float32, (rows,))
     else:
         x = check_float(x_MK, "x", (rows, columns))
-        scale = x
     if not out.numel():
         return out.to(dtype)
     if not columns:
-        return (out.zero_() if bias is None else out.copy_(bias.expand_as(out))).to(dtype)
+        out.zero_()
+        if bias is not None:
+            out.copy_(bias.expand_as(out))
+        return out.to(dtype)
+
     bands = 1
-    floor = scale
-    if integer:
+    floor = x
+    if scale is not None:
         floors = floors_of(exponent, shape)
         bands = _bands(floors.row_spread, columns)
         floor = floors.rows
-    facts: dict[str, Any] = {"GROUP": _group(shape), "INT8": integer, "BIAS": bias is not None}
-    last = scale if bias is None else bias
+    product = _Product(x, scale, packed, exponent, floor, bias, out, shape, bands)
     if rows == 1 and bands == 1:
-        one = choose_row(outputs, columns, integer, packed.device)
-        pieces = _Pieces(out, one.split, integer, 1)
-        x = torch.nn.functional.pad(x, (0, -columns % BLOCK))
-        weight = packed
-        if integer:
-            x = x.view(torch.int32)
-            weight = packed.view(torch.int32)
-        blocks = packed_columns(columns) // LANES
-        launch(
-            row_kernel,
-            (cdiv(outputs, one.outputs), one.split),
-            x, scale, weight, exponent, floor, last, out, pieces.part,
-            outputs, packed.shape[1], shape.groups, cdiv(blocks, one.split),
-            DP4A=on_nvidia(), SPLIT=one.split, OUTPUTS=one.outputs, BLOCKS=one.blocks,
-            warps=one.warps, stages=one.stages, **facts,
-        )  # fmt: skip
-        return pieces.finish(scale, 1, floor, bias, integer).to(dtype)
-    tile = choose_linear(rows, outputs, columns, x.dtype, bands > 1, packed.device)
-    pieces = _Pieces(out, tile.split, integer, bands)
+        return _multiply_row(product).to(dtype)
+    return _multiply_rows(product).to(dtype)
+
+
+def _multiply_row(product: _Product) -> Tensor:
+    """Multiply one row of activations."""
+    shape = product.shape
+    outputs = shape.out_features
+    columns = shape.in_features
+    packed = product.packed
+    tile = choose_row(outputs, columns, product.integer, packed.device)
+    parts = product.parts(tile.split)
+    x = torch.nn.functional.pad(product.left, (0, -columns % BLOCK))
+    weight = packed
+    if product.integer:
+        x = x.view(torch.int32)
+        weight = packed.view(torch.int32)
+    blocks = packed_columns(columns) // LANES
+    launch(
+        row_kernel,
+        (cdiv(outputs, tile.outputs), tile.split),
+        x,
+        product.scale_argument,
+        weight,
+        product.exponent,
+        product.floor,
+        product.bias_argument,
+        product.out,
+        parts,
+        outputs,
+        packed.shape[1],
+        shape.groups,
+        cdiv(blocks, tile.split),
+        GROUP=_group(shape),
+        INT8=product.integer,
+        DP4A=on_nvidia(),
+        SPLIT=tile.split,
+        BIAS=product.bias is not None,
+        OUTPUTS=tile.outputs,
+        BLOCKS=tile.blocks,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+    return product.finish(parts, tile.split, 1)
+
+
+def _multiply_rows(product: _Product) -> Tensor:
+    """Multiply several rows of activations, in tiles."""
+    shape = product.shape
+    rows = product.left.shape[0]
+    outputs = shape.out_features
+    columns = shape.in_features
+    packed = product.packed
+    wide = product.bands > 1
+    tile = choose_linear(rows, outputs, columns, product.left.dtype, wide, packed.device)
+    parts = product.parts(tile.split)
     blocks = packed_columns(columns) // LANES
     launch(
         linear_kernel,
         (cdiv(outputs, tile.outputs), cdiv(rows, tile.rows), tile.split),
-        x, scale, packed, exponent, floor, last, out, pieces.part,
-        rows, outputs, columns, packed.shape[1], shape.groups, cdiv(blocks, tile.split),
-        BANDS=bands, SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs, BLOCKS=tile.blocks,
-        warps=tile.warps, stages=tile.stages, **facts,
-    )  # fmt: skip
-    return pieces.finish(scale, 1, floor, bias, integer).to(dtype)
+        product.left,
+        product.scale_argument,
+        packed,
+        product.exponent,
+        product.floor,
+        product.bias_argument,
+        product.out,
+        parts,
+        rows,
+        outputs,
+        columns,
+        packed.shape[1],
+        shape.groups,
+        cdiv(blocks, tile.split),
+        GROUP=_group(shape),
+        INT8=product.integer,
+        BANDS=product.bands,
+        SPLIT=tile.split,
+        BIAS=product.bias is not None,
+        ROWS=tile.rows,
+        OUTPUTS=tile.outputs,
+        BLOCKS=tile.blocks,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+    return product.finish(parts, tile.split, 1)
 
 
 def linear_grad_input(
@@ -189,9 +287,7 @@ def linear_grad_input(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
-    """``grad_y @ W`` from the packed weight, ``[M, K]`` in ``dtype``; an int8 gradient is summed
-    exactly.
-    """
+    """Return ``grad_y @ W``, ``[M, K]`` in ``dtype``; an int8 gradient sums exactly."""
     rows = grad_MN.shape[0]
     outputs = shape.out_features
     columns = shape.in_features
@@ -199,53 +295,72 @@ def linear_grad_input(
     exponent = _check_exponent(exponent, shape)
     if scale is None and torch.float64 in (grad_MN.dtype, dtype):
         return (grad_MN.to(torch.float64) @ _dense(packed, exponent, shape)).to(dtype)
+
     out = torch.empty((rows, columns), dtype=_result_dtype(dtype), device=packed.device)
-    integer = scale is not None
     if scale is not None:
         grad = check_readable(grad_MN, "grad", torch.int8, (rows, outputs))
-        unit = check_readable(scale, "scale", torch.float32, ())
+        scale = check_readable(scale, "scale", torch.float32, ())
     else:
         grad = check_float(grad_MN, "grad", (rows, outputs))
-        unit = grad
     if not out.numel():
         return out.to(dtype)
     if not outputs:
         return out.zero_().to(dtype)
+
     bands = 1
-    floor = unit
-    if integer:
+    floor = grad
+    if scale is not None:
         floors = floors_of(exponent, shape)
         bands = _bands(floors.column_spread, outputs)
         floor = floors.columns
+    product = _Product(grad, scale, packed, exponent, floor, None, out, shape, bands)
     tile = choose_grad_input(rows, outputs, columns, grad.dtype, bands > 1, packed.device)
-    pieces = _Pieces(out, tile.split, integer, bands)
+    parts = product.parts(tile.split)
     blocks = packed_columns(columns) // LANES
     launch(
         grad_input_kernel,
         (4 * cdiv(blocks, tile.blocks), cdiv(rows, tile.rows), tile.split),
-        grad, unit, packed, exponent, floor, out, pieces.part,
-        rows, outputs, columns, packed.shape[1], shape.groups, cdiv(outputs, tile.split),
-        GROUP=_group(shape), INT8=integer, BANDS=bands, SPLIT=tile.split,
-        ROWS=tile.rows, OUTPUTS=tile.outputs, BLOCKS=tile.blocks,
-        warps=tile.warps, stages=tile.stages,
-    )  # fmt: skip
-    return pieces.finish(unit, 0, floor, None, integer).to(dtype)
+        grad,
+        product.scale_argument,
+        packed,
+        exponent,
+        floor,
+        out,
+        parts,
+        rows,
+        outputs,
+        columns,
+        packed.shape[1],
+        shape.groups,
+        cdiv(outputs, tile.split),
+        GROUP=_group(shape),
+        INT8=product.integer,
+        BANDS=bands,
+        SPLIT=tile.split,
+        ROWS=tile.rows,
+        OUTPUTS=tile.outputs,
+        BLOCKS=tile.blocks,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+    return product.finish(parts, tile.split, 0).to(dtype)
 
 
 def embedding(
     ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
 ) -> Tensor:
-    """Rows ``W[ids]``, ``[M, K]`` in ``dtype``; only the requested rows are decoded.
+    """Return rows ``W[ids]``, ``[M, K]`` in ``dtype``; only the requested rows are decoded.
 
     Raises:
-        IndexError: an id is outside ``0 .. N - 1``; on a GPU the device stops at it, as torch's
-            embedding does.
+        IndexError: an id is outside ``0 .. N - 1``. On a GPU it is a device-side assertion, as for
+            torch's embedding.
     """
     ids = check_readable(ids_M, "ids", torch.int64, (ids_M.numel(),))
     packed = check_packed(packed, shape)
     exponent = _check_exponent(exponent, shape)
+    count = ids.numel()
     columns = shape.in_features
-    out = torch.empty((ids.numel(), columns), dtype=_result_dtype(dtype), device=packed.device)
+    out = torch.empty((count, columns), dtype=_result_dtype(dtype), device=packed.device)
     inside = ((ids >= 0) & (ids < shape.out_features)).all()
     if ids.device.type != "cpu":
         torch._assert_async(inside)  # the host does not wait for it
@@ -253,11 +368,20 @@ def embedding(
         raise IndexError(
             f"ids must lie in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}"
         )
-    tile = elementwise(ids.numel(), columns)
+    tile = elementwise(count, columns)
     launch(
         lookup_kernel,
-        (cdiv(ids.numel(), tile.rows), cdiv(columns, tile.columns)),
-        ids, packed, exponent, out, ids.numel(), columns, packed.shape[1], shape.groups,
-        GROUP=_group(shape), ROWS=tile.rows, COLUMNS=tile.columns,
-    )  # fmt: skip
+        (cdiv(count, tile.rows), cdiv(columns, tile.columns)),
+        ids,
+        packed,
+        exponent,
+        out,
+        count,
+        columns,
+        packed.shape[1],
+        shape.groups,
+        GROUP=_group(shape),
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+    )
     return out.to(dtype)

@@ -1,4 +1,4 @@
-"""Quantisation of rows and of gradients."""
+"""Quantise rows of activations, and gradients."""
 
 from __future__ import annotations
 
@@ -22,37 +22,54 @@ def _quantize(x_MK: Tensor, eps: float, norm: bool) -> tuple[Tensor, Tensor]:
     if not columns:
         return q, torch.zeros(rows, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
-    chunk = min(power_of_two_up(columns), 1 << 16 if INTERPRETED else 4096)
-    # A program takes several rows where they are short.
-    some = min(power_of_two_up(rows), max(1, (1 << 16 if INTERPRETED else 1024) // chunk))
+
+    # A program takes several rows if they are short.
+    largest_chunk = 1 << 16 if INTERPRETED else 4096
+    elements = 1 << 16 if INTERPRETED else 1024
+    chunk = min(power_of_two_up(columns), largest_chunk)
+    rows_per_program = min(power_of_two_up(rows), max(1, elements // chunk))
     launch(
         quantize_rows_kernel,
-        (cdiv(rows, some),),
-        x, q, scale, rows, columns, eps,
-        NORM=norm, ROWS=some, CHUNK=chunk, warps=4 if some * chunk <= 2048 else 8,
-    )  # fmt: skip
+        (cdiv(rows, rows_per_program),),
+        x,
+        q,
+        scale,
+        rows,
+        columns,
+        eps,
+        NORM=norm,
+        ROWS=rows_per_program,
+        CHUNK=chunk,
+        warps=4 if rows_per_program * chunk <= 2048 else 8,
+    )
     return q, scale
 
 
 def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-row absolute-maximum quantisation: ``q`` int8 ``[M, K]`` and ``s`` float32 ``[M]``.
+    """Quantise rows by their largest absolute value.
 
-    ``s = max|x| / 127``, ``q = round_half_even(x / s)`` with IEEE division; zero rows give zeros, a
-    row that is not finite a scale that is not finite and zeros.
+    ``s = max|x| / 127`` and ``q = round_half_even(x / s)`` with IEEE division. Zero rows give
+    zeros. A row that is not finite gives zeros and a scale that is not finite.
+
+    Returns:
+        ``q`` int8 ``[M, K]`` and ``s`` float32 ``[M]``.
     """
     return _quantize(x_MK, 0.0, False)
 
 
 def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm without gain, ``x * rsqrt(mean(x**2) + eps)`` in float32, then :func:`quantize_rows`,
-    in one kernel.
+    """Apply RMSNorm without gain and :func:`quantize_rows` in one kernel.
+
+    The norm is ``x * rsqrt(mean(x**2) + eps)`` in float32.
     """
     return _quantize(x_MK, eps, True)
 
 
 def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
-    """Stochastic rounding to int8 with one power-of-two scale: ``q`` int8 ``[M, N]`` and the scale,
-    float32.
+    """Round a gradient stochastically to int8 with one power-of-two scale.
+
+    Returns:
+        ``q`` int8 ``[M, N]`` and the scale, float32.
     """
     grad = check_float(grad_MN, "grad", tuple(grad_MN.shape))
     count = grad.numel()
@@ -73,8 +90,9 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
         q,
         scale,
         count,
-        *keys[:2],
-        WIDE=keys[2],
+        keys.first,
+        keys.second,
+        WIDE=keys.wide,
         CHUNK=chunk,
     )
     return q, scale

@@ -1,11 +1,12 @@
-"""Tables of choices: the one that is shipped, and what was measured on this machine, kept on disk.
+"""Tables of tile sizes: the shipped one, and those measured on this machine and kept on disk.
 
-The shipped table, ``tiles.json``, holds the choices of the model for the GPUs of
-``arb_ternary_triton.gpu.KNOWN``: no GPU was at hand when it was made, and nothing in it is
-measured. Measured choices are kept in the user's cache directory, a file for each GPU; another
-release of Triton measures anew. A file is replaced as a whole, under a lock: two processes that
-measure at a time keep both of their findings, and of two findings on one shape the first, so that
-all of them go on with the same choice.
+The shipped table, ``tiles.json``, holds the model's choices for the GPUs in
+:data:`arb_ternary_triton.gpu.KNOWN`. It was made without a GPU, so nothing in it is measured.
+
+Measured choices are kept in the user's cache directory, in one file per GPU. Another release of
+Triton measures again. A file is replaced as a whole, under a lock. If two processes measure at the
+same time, the results of both are kept. If they measured the same shape, the first result stays, so
+all processes go on with the same choice.
 """
 
 from __future__ import annotations
@@ -46,29 +47,30 @@ _log = logging.getLogger("arb_ternary.backends")
 
 
 def bucket_of(rows: int, outputs: int, columns: int) -> Bucket:
-    """The shape that stands for a call's: the bound of its rows; powers of two from 128 to 65536
-    for the weight.
+    """Return the shape that stands for a call's shape.
+
+    It has the bound of the rows, and powers of two from 128 to 65536 for the weight.
     """
-    outputs, columns = (
-        min(max(power_of_two_up(size), 128), 1 << 16) for size in (outputs, columns)
-    )
-    return row_bound(rows), outputs, columns
+    return row_bound(rows), _size_bound(outputs), _size_bound(columns)
+
+
+def _size_bound(size: int) -> int:
+    return min(max(power_of_two_up(size), 128), 1 << 16)
 
 
 # --- shipped
 
 
 def shipped_document() -> dict[str, Any]:
-    """What ``tiles.json`` holds: for each GPU and kind, a choice for each number of rows."""
-    families = {
-        gpu.family: {
-            kind_name(kind): {
+    """Return the content of ``tiles.json``: an entry per GPU, kind and number of rows."""
+    families = {}
+    for gpu in KNOWN.values():
+        kinds = {}
+        for kind in KINDS:
+            kinds[kind_name(kind)] = {
                 str(rows): modelled(kind, rows, gpu).to_json() for rows in bounds_of(kind)
             }
-            for kind in KINDS
-        }
-        for gpu in KNOWN.values()
-    }
+        families[gpu.family] = kinds
     return {"format": FORMAT, "version": _VERSION, "origin": _ORIGIN, "gpus": families}
 
 
@@ -80,7 +82,7 @@ def _shipped() -> Mapping[str, Mapping[str, Mapping[str, list[int]]]]:
 
 
 def shipped(kind: Kind, rows: int, gpu: Gpu) -> Entry:
-    """The fixed choice: by the GPU's name, else by its family, else the model's."""
+    """Return the shipped entry: by the GPU's name, else by its family, else the model's."""
     bound = row_bound(rows)
     for key in (gpu.name, gpu.family):
         found = _shipped().get(key, {}).get(kind_name(kind), {}).get(str(bound))
@@ -94,7 +96,7 @@ def shipped(kind: Kind, rows: int, gpu: Gpu) -> Entry:
 
 @frozen
 class Measured:
-    """A choice that was measured, and the seconds of a call with it."""
+    """A measured entry, and the seconds of a call with it."""
 
     entry: Entry
     seconds: float
@@ -102,11 +104,11 @@ class Measured:
 
 @define
 class UserTable:
-    """What was measured on one GPU with one release of Triton.
+    """Entries measured on one GPU with one release of Triton.
 
     Attributes:
-        path: of the file; it need not exist.
-        release: of Triton; what another one measured does not count.
+        path: the file; it need not exist.
+        release: release of Triton; entries of another release do not count.
     """
 
     path: Path
@@ -115,17 +117,17 @@ class UserTable:
     _lock: Any = field(factory=RLock, init=False, repr=False)
 
     def find(self, kind: Kind, bucket: Bucket) -> Measured | None:
-        """What was measured for a bucket; the file is read once."""
+        """Return the measured entry of a bucket; the file is read once."""
         with self._lock:
             if self._found is None:
                 self._found = self._read()
             return self._found.get(_key(kind, bucket))
 
     def keep(self, kind: Kind, bucket: Bucket, measured: Measured) -> Measured:
-        """Add a finding to the file; returns what holds from now on: another process may have been
-        first.
+        """Add a result to the file, and return the entry that holds from now on.
 
-        A file that cannot be written is told of, and the finding holds for this process.
+        That is another process's result if it came first. If the file cannot be written, a warning
+        is logged, and the result holds for this process.
         """
         key = _key(kind, bucket)
         with self._lock:
@@ -192,7 +194,10 @@ def _key(kind: Kind, bucket: Bucket) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; the file itself is replaced, so the lock is on one beside it."""
+    """Hold the lock of a file.
+
+    The lock is on a second file, because the file itself is replaced.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -201,7 +206,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _folder() -> Path:
     given = CACHE_HOME.read().strip()
-    # A relative path is to be ignored, says the specification of that variable.
+    # The specification of that variable says to ignore a relative path.
     base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
     return base / "arb-ternary" / "triton"
 
@@ -212,6 +217,6 @@ def _table(path: Path, release: str) -> UserTable:
 
 
 def user_table(gpu: Gpu) -> UserTable:
-    """The table of what was measured on a GPU, by its name; one object for each file."""
+    """Return the table of entries measured on a GPU with its name; one object per file."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{gpu.family} {gpu.name}".lower()).strip("-")
     return _table(_folder() / f"{name}.json", str(triton.__version__))

@@ -1,10 +1,11 @@
-"""Tile sizes: how much of an operand one program takes, and how many programs share a sum."""
+"""Tile sizes: the part of an operand that a program takes, and the programs that share a sum."""
 
 from __future__ import annotations
 
 import torch
 from attrs import frozen
 
+from arb_ternary_triton.arguments import BLOCK
 from arb_ternary_triton.choice import chosen_entry
 from arb_ternary_triton.entries import Entry, operands_of
 from arb_ternary_triton.launch import INTERPRETED, cdiv, power_of_two_up
@@ -21,8 +22,14 @@ class Tile:
 
 @frozen
 class RowTile:
-    """For one row of activations: rows of the weight, blocks of 128 columns at a time, programs a
-    sum.
+    """Tile of a product with one row of activations.
+
+    Attributes:
+        outputs: rows of the weight.
+        blocks: blocks of 128 columns at a time.
+        split: programs that share a sum.
+        warps: warps per program.
+        stages: pipeline stages.
     """
 
     outputs: int
@@ -34,8 +41,15 @@ class RowTile:
 
 @frozen
 class ProductTile:
-    """For tiles on tensor cores: rows of activations, rows of the weight, blocks of columns,
-    programs a sum.
+    """Tile of a product on tensor cores.
+
+    Attributes:
+        rows: rows of activations.
+        outputs: rows of the weight.
+        blocks: blocks of 128 columns.
+        split: programs that share a sum.
+        warps: warps per program.
+        stages: pipeline stages.
     """
 
     rows: int
@@ -48,7 +62,15 @@ class ProductTile:
 
 @frozen
 class VoteTile:
-    """For the gradient tile: rows and columns of the weight, rows of activations at a time."""
+    """Tile of a gradient that becomes votes.
+
+    Attributes:
+        outputs: rows of the weight.
+        columns: columns of the weight.
+        terms: rows of activations at a time.
+        warps: warps per program.
+        stages: pipeline stages.
+    """
 
     outputs: int
     columns: int
@@ -58,62 +80,63 @@ class VoteTile:
 
 
 def elementwise(rows: int, columns: int) -> Tile:
-    """For kernels that visit every element of a weight once."""
-    if INTERPRETED:  # a program costs the same, whatever its size
-        return Tile(min(power_of_two_up(rows), 256), min(max(128, power_of_two_up(columns)), 4096))
+    """Return the tile of kernels that visit every element of a weight once."""
+    if INTERPRETED:
+        # A program costs the same, whatever its size.
+        return Tile(min(power_of_two_up(rows), 256), min(_whole_blocks(columns), 4096))
     return Tile(16, 256)
 
 
 def _shared(entry: Entry, programs: int, steps: int) -> int:
-    """Programs that share a sum of ``steps`` steps, until they fill the GPU; at least 4 steps each,
-    and at most 16.
+    """Return how many programs share a sum of ``steps`` steps to fill the GPU.
+
+    Each takes at least 4 steps, and at most 16 programs share a sum.
     """
-    return max(1, min(cdiv(entry.fill, max(1, programs)), steps // 4, 16))
+    wanted = cdiv(entry.fill, max(1, programs))
+    return max(1, min(wanted, steps // 4, 16))
 
 
 def choose_row(outputs: int, columns: int, integer: bool, device: torch.device) -> RowTile:
-    """For ``linear`` with one row."""
-    blocks = cdiv(columns, 128)
+    """Choose the tile of ``linear`` with one row."""
+    blocks = cdiv(columns, BLOCK)
     if INTERPRETED:
         size = min(power_of_two_up(blocks), 32)
         return RowTile(min(power_of_two_up(outputs), 64), size, 2 if blocks > size else 1)
-    one = chosen_entry(("row", "int8" if integer else "float"), 1, outputs, columns, device)
-    split = _shared(one, cdiv(outputs, one.outputs), cdiv(blocks, one.blocks))
-    return RowTile(one.outputs, one.blocks, split, one.warps, one.stages)
+    kind = ("row", "int8" if integer else "float")
+    entry = chosen_entry(kind, 1, outputs, columns, device)
+    split = _shared(entry, cdiv(outputs, entry.outputs), cdiv(blocks, entry.blocks))
+    return RowTile(entry.outputs, entry.blocks, split, entry.warps, entry.stages)
 
 
 def choose_linear(
     rows: int, outputs: int, columns: int, dtype: torch.dtype, wide: bool, device: torch.device
 ) -> ProductTile:
-    """For ``linear``, whose sums run over ``columns``; ``wide``: in 64 bits."""
-    blocks = cdiv(columns, 128)
+    """Choose the tile of ``linear``, which sums over ``columns``; ``wide`` means in 64 bits."""
+    blocks = cdiv(columns, BLOCK)
     if INTERPRETED:
         size = min(power_of_two_up(blocks), 16)
         return ProductTile(_bounded(rows), _bounded(outputs), size, 2 if blocks > size else 1)
-    one = chosen_entry(("linear", operands_of(dtype, wide=wide)), rows, outputs, columns, device)
-    split = _shared(
-        one, cdiv(rows, one.rows) * cdiv(outputs, one.outputs), cdiv(blocks, one.blocks)
-    )
-    return ProductTile(one.rows, one.outputs, one.blocks, split, one.warps, one.stages)
+    kind = ("linear", operands_of(dtype, wide=wide))
+    entry = chosen_entry(kind, rows, outputs, columns, device)
+    programs = cdiv(rows, entry.rows) * cdiv(outputs, entry.outputs)
+    split = _shared(entry, programs, cdiv(blocks, entry.blocks))
+    return ProductTile(entry.rows, entry.outputs, entry.blocks, split, entry.warps, entry.stages)
 
 
 def choose_grad_input(
     rows: int, outputs: int, columns: int, dtype: torch.dtype, wide: bool, device: torch.device
 ) -> ProductTile:
-    """For ``linear_grad_input``, whose sums run over ``outputs``; ``wide``: in 64 bits."""
-    blocks = cdiv(columns, 128)
+    """Choose the tile of ``linear_grad_input``, which sums over ``outputs``."""
+    blocks = cdiv(columns, BLOCK)
     if INTERPRETED:
-        tile = ProductTile(
-            _bounded(rows), max(32, _bounded(outputs)), min(power_of_two_up(blocks), 16), 1
-        )
-        return ProductTile(tile.rows, tile.outputs, tile.blocks, 2 if outputs > tile.outputs else 1)
-    one = chosen_entry(
-        ("grad_input", operands_of(dtype, wide=wide)), rows, outputs, columns, device
-    )
-    split = _shared(
-        one, cdiv(rows, one.rows) * 4 * cdiv(blocks, one.blocks), cdiv(outputs, one.outputs)
-    )
-    return ProductTile(one.rows, one.outputs, one.blocks, split, one.warps, one.stages)
+        size = max(32, _bounded(outputs))
+        some_blocks = min(power_of_two_up(blocks), 16)
+        return ProductTile(_bounded(rows), size, some_blocks, 2 if outputs > size else 1)
+    kind = ("grad_input", operands_of(dtype, wide=wide))
+    entry = chosen_entry(kind, rows, outputs, columns, device)
+    programs = cdiv(rows, entry.rows) * 4 * cdiv(blocks, entry.blocks)
+    split = _shared(entry, programs, cdiv(outputs, entry.outputs))
+    return ProductTile(entry.rows, entry.outputs, entry.blocks, split, entry.warps, entry.stages)
 
 
 def choose_votes(
@@ -124,21 +147,21 @@ def choose_votes(
     by_shifts: bool,
     device: torch.device,
 ) -> VoteTile:
-    """For votes cast from a product over ``terms`` rows."""
+    """Choose the tile of votes cast from a product over ``terms`` rows."""
     if INTERPRETED:
-        return VoteTile(
-            _bounded(outputs),
-            min(max(128, power_of_two_up(columns)), 512),
-            max(32, _bounded(terms)),
-        )
-    one = chosen_entry(
-        ("votes", operands_of(dtype, shifts=by_shifts)), terms, outputs, columns, device
-    )
-    return VoteTile(one.outputs, 128 * one.blocks, one.rows, one.warps, one.stages)
+        columns_per_tile = min(_whole_blocks(columns), 512)
+        return VoteTile(_bounded(outputs), columns_per_tile, max(32, _bounded(terms)))
+    kind = ("votes", operands_of(dtype, shifts=by_shifts))
+    entry = chosen_entry(kind, terms, outputs, columns, device)
+    columns_per_tile = BLOCK * entry.blocks
+    return VoteTile(entry.outputs, columns_per_tile, entry.rows, entry.warps, entry.stages)
+
+
+def _whole_blocks(columns: int) -> int:
+    """Return the power of two that holds the columns, at least one block."""
+    return max(BLOCK, power_of_two_up(columns))
 
 
 def _bounded(size: int) -> int:
-    """A tile that a small operand fits in, within what a tensor core takes and an interpreter
-    likes.
-    """
+    """Return a tile size for a small operand, at least 16 for tensor cores and at most 256."""
     return min(max(16, power_of_two_up(size)), 256)

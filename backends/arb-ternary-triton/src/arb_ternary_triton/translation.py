@@ -1,9 +1,8 @@
-"""A recorded launch as Triton's compiler takes it: which arguments are constants, which are
-multiples of 16.
+"""Specialise a recorded launch as Triton would: which arguments are constants or multiples of 16.
 
-What Triton does with the arguments of a call on a GPU is done here for one that is only recorded,
-by the same rules: an integer that equals 1 becomes a constant of the kernel, unless the kernel is
-declared otherwise.
+This does for a recorded launch what Triton does with the arguments of a call on a GPU, by the same
+rules. An integer that equals 1 becomes a constant of the kernel, unless the kernel declares it
+otherwise.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ _TYPES: Final = {
 
 @frozen
 class Specialised:
-    """What a launch is compiled for. Launches that are equal here share a compiled kernel.
+    """What a launch is compiled for. Launches with equal records share a compiled kernel.
 
     Attributes:
         kernel: the function under ``triton.jit``.
         signature: the type of each argument, ``constexpr`` for constants.
-        constants: their values.
-        multiples: places of the arguments that are known to be multiples of 16.
-        warps: of a program.
-        stages: of the software pipeline.
+        constants: values of the constants.
+        multiples: positions of the arguments that are known to be multiples of 16.
+        warps: warps per program.
+        stages: stages of the software pipeline.
     """
 
     kernel: Any
@@ -60,7 +59,7 @@ class Specialised:
     def source(
         self,
     ) -> tuple[Any, dict[str, str], dict[str, Any], dict[tuple[int], list[list[object]]]]:
-        """The arguments of Triton's ``ASTSource``."""
+        """Arguments of Triton's ``ASTSource``."""
         attributes: dict[tuple[int], list[list[object]]] = {
             (place,): [["tt.divisibility", 16]] for place in self.multiples
         }
@@ -68,7 +67,7 @@ class Specialised:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the compiler, as :func:`arb_ternary_triton.launch.launch` gives them."""
+        """Options for the compiler, as :func:`arb_ternary_triton.launch.launch` gives them."""
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
 
 
@@ -78,9 +77,8 @@ def specialise(launch: Launch) -> Specialised:
     constants = dict(launch.constants)
     multiples: list[int] = []
     fixed = {p.name for p in launch.kernel.params if p.do_not_specialize}
-    for place, (name, value) in enumerate(
-        zip(launch.kernel.arg_names, launch.arguments, strict=False)
-    ):
+    named = zip(launch.kernel.arg_names, launch.arguments, strict=False)
+    for place, (name, value) in enumerate(named):
         if isinstance(value, Tensor):
             signature[name] = _TYPES[value.dtype]
             if value.data_ptr() % 16 == 0:
@@ -106,17 +104,17 @@ def specialise(launch: Launch) -> Specialised:
 
 
 def compile_launch(launch: Launch, target: GPUTarget) -> Any:
-    """The compiled kernel of a launch."""
+    """Compile the kernel of a launch."""
     one = specialise(launch)
     return triton.compile(ASTSource(*one.source), target=target, options=one.options)
 
 
 class _TranslatedError(Exception):
-    """The source was translated: what follows is not wanted."""
+    """Ends a compilation after the translation."""
 
 
 class _Translated(ASTSource):  # type: ignore[misc]
-    """A source that ends the compilation once it is in Triton's intermediate language."""
+    """A source whose compilation ends once it is in Triton's intermediate language."""
 
     def make_ir(self, *arguments: Any, **named: Any) -> Any:
         super().make_ir(*arguments, **named)
@@ -124,10 +122,9 @@ class _Translated(ASTSource):  # type: ignore[misc]
 
 
 def translate(one: Specialised, target: GPUTarget) -> None:
-    """Check the types of a kernel: translate it into Triton's intermediate language and leave it
-    there.
+    """Check the types of a kernel by translating it into Triton's intermediate language.
 
-    It takes some hundredths of a second where a compilation takes seconds.
+    This takes hundredths of a second, and a compilation seconds.
 
     Raises:
         triton.compiler.CompilationError: the kernel is not well typed.

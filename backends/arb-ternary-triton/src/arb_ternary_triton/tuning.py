@@ -1,12 +1,10 @@
-"""Measuring choices on a GPU: the model's and those around it, on operands of the bucket's
-shape.
-"""
+"""Measure tile sizes on a GPU: the model's choice and those around it, on random operands."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -34,34 +32,41 @@ _log = logging.getLogger("arb_ternary.backends")
 
 
 def candidates(kind: Kind, rows: int, gpu: Gpu) -> list[Entry]:
-    """The shipped choice, then each that differs from it in the tile, in warps, in stages or in how
-    sums are shared.
+    """Return the shipped choice, then entries that differ from it in one respect.
+
+    They differ in the tile, in warps, in stages, or in how sums are shared.
     """
     first = shipped(kind, rows, gpu)
     kernel, operands = kind
-    fill = 2 * gpu.multiprocessors
-    changes: list[dict[str, int]] = [
-        {"warps": 4},
-        {"warps": 8},
-        *({"stages": stages} for stages in (2, 3, 4)),
-        {"outputs": max(8 if kernel == "row" else 32, first.outputs // 2)},
-        {"outputs": min(128, first.outputs * 2)},
-        {"blocks": max(1, first.blocks // 2)},
-        {"blocks": min(4, first.blocks * 2)},
-        {"outputs": 64, "warps": 4, "stages": 3},
+    smallest = 8 if kernel == "row" else 32
+    found = [
+        first,
+        evolve(first, warps=4),
+        evolve(first, warps=8),
+        evolve(first, stages=2),
+        evolve(first, stages=3),
+        evolve(first, stages=4),
+        evolve(first, outputs=max(smallest, first.outputs // 2)),
+        evolve(first, outputs=min(128, first.outputs * 2)),
+        evolve(first, blocks=max(1, first.blocks // 2)),
+        evolve(first, blocks=min(4, first.blocks * 2)),
+        evolve(first, outputs=64, warps=4, stages=3),
     ]
     if kernel != "row":
-        # int8 is summed by 32 at least
+        # int8 votes sum at least 32 rows at a time.
         least = 32 if kernel == "votes" and operands != "float32" else 16
-        changes += [{"rows": max(least, first.rows // 2)}, {"rows": min(128, first.rows * 2)}]
+        found.append(evolve(first, rows=max(least, first.rows // 2)))
+        found.append(evolve(first, rows=min(128, first.rows * 2)))
     if kernel != "votes" and operands != "wide":
-        changes += [{"fill": programs} for programs in (0, fill // 2, fill, 2 * fill)]
-    return list(dict.fromkeys([first, *(evolve(first, **change) for change in changes)]))
+        fill = 2 * gpu.multiprocessors
+        found += [evolve(first, fill=programs) for programs in (0, fill // 2, fill, 2 * fill)]
+    return list(dict.fromkeys(found))
 
 
 def best_of(entries: Iterable[Entry], seconds: Callable[[Entry], float]) -> Measured | None:
-    """The entry that takes the least time; one that cannot run (too much shared memory, no
-    compilation) is passed over.
+    """Return the fastest entry, or None if none can run.
+
+    An entry that cannot run is skipped: it takes too much shared memory, or does not compile.
 
     Args:
         entries: in order of preference among equals.
@@ -80,27 +85,27 @@ def best_of(entries: Iterable[Entry], seconds: Callable[[Entry], float]) -> Meas
 
 
 def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], object]:
-    """A call of the kernel on operands of its own, which a caller's tensors have no part in."""
+    """Return a call of the kernel on operands of its own."""
     from arb_ternary_triton import casting, products
 
     kernel, operands = kind
     rows, outputs, columns = bucket
     dtype = _DTYPES.get(operands, torch.bfloat16)
+    integer = dtype is torch.int8
     shape = WeightShape(outputs, columns, _GROUP)
-    packed = (
-        _random(0, 256, outputs, packed_columns(columns), dtype=torch.uint8, device=device) & 0x55
-    )
+    size = (outputs, packed_columns(columns))
+    packed = torch.randint(0, 256, size, dtype=torch.uint8, device=device) & 0x55
     exponent = torch.full((outputs, shape.groups), -6, dtype=torch.int8, device=device)
     if operands == "wide":
         exponent[0, 0] = 4
         exponent[-1, -1] = 4
-    x = _rows(rows, columns, dtype, device)
-    integer = dtype is torch.int8
+    x = _operand(rows, columns, dtype, device)
     if kernel in ("row", "linear"):
         scale = torch.ones(rows, device=device) if integer else None
         return lambda: products.linear(x, scale, packed, exponent, None, shape, torch.bfloat16)
+
     unit = torch.ones((), device=device) if integer else None
-    grad = _rows(rows, outputs, dtype, device)
+    grad = _operand(rows, outputs, dtype, device)
     if kernel == "grad_input":
         return lambda: products.linear_grad_input(
             grad, unit, packed, exponent, shape, torch.bfloat16
@@ -109,42 +114,38 @@ def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], ob
     state = new_state(shape, packed, exponent, votes, "triton")
     if operands != "shifts":
         return lambda: casting.cast_votes(grad, x, unit, state)
+
     magnitudes = torch.zeros_like(state.stats[1:])
-    limits = torch.tensor(VoteLimits(1024, 2))
-    state = state._replace(
+    scaled = state._replace(
         magnitudes=magnitudes,
         vote_scale=torch.ones_like(magnitudes, dtype=torch.int32),
-        limits=limits,
+        limits=torch.tensor(VoteLimits(1024, 2)),
     )
-    return lambda: casting.cast_scaled_votes(grad, x, unit, state)
+    return lambda: casting.cast_scaled_votes(grad, x, unit, scaled)
 
 
 def tune(
     kind: Kind, bucket: Bucket, gpu: Gpu, device: torch.device, table: UserTable
 ) -> Measured | None:
-    """Measure a bucket and keep what is found; None where no candidate runs."""
+    """Measure a bucket and keep the result; return None if no candidate runs."""
     _log.info("triton: measuring %s on %s x %s x %s", kind_name(kind), *bucket)
     with torch.no_grad(), torch.cuda.device(device):
         call = call_on(kind, bucket, device)
 
         def seconds(entry: Entry) -> float:
             with forced(entry):
-                return 1e-3 * float(_bench(call))
+                return 1e-3 * _milliseconds(call)
 
         best = best_of(candidates(kind, bucket[0], gpu), seconds)
     return None if best is None else table.keep(kind, bucket, best)
 
 
-def _bench(call: Callable[[], object]) -> Any:
-    """Milliseconds of a call, the least of many, each with a cold second-level cache."""
-    return triton.testing.do_bench(call, warmup=5, rep=20, return_mode="min")
+def _milliseconds(call: Callable[[], object]) -> float:
+    """Return the fastest of many calls, each with a cold second-level cache."""
+    return float(triton.testing.do_bench(call, warmup=5, rep=20, return_mode="min"))
 
 
-def _random(low: int, high: int, *size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.randint(low, high, size, dtype=dtype, device=device)
-
-
-def _rows(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _operand(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if dtype is torch.int8:
-        return _random(-127, 128, rows, columns, dtype=dtype, device=device)
+        return torch.randint(-127, 128, (rows, columns), dtype=dtype, device=device)
     return torch.randn(rows, columns, device=device).to(dtype)

@@ -1,8 +1,9 @@
-"""What travels between ranks: votes as digits of bytes, and lists of trits that have moved; what
-sums are worth.
+"""Messages between ranks: votes as digits in bytes, lists of flipped trits.
+
+Also convert sums of votes to quanta.
 
 Meaning and signatures are those of ``arb_ternary_distributed`` and ``arb_ternary_votes.levels``,
-which look for these kernels by name.
+which look these kernels up by name.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from arb_ternary_triton.kernels.wire import (
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
 from arb_ternary_triton.tiles import elementwise
 
-#: Digits that a byte holds, by base; base 65535 stands for int16 as it is.
+#: Digits that a byte holds, by base. Base 65535 stands for int16 as it is.
 _DIGITS: Final = {3: 5, 5: 3, 15: 2, 255: 1}
 _RAW: Final = 65535
 
 
 def _width(count: int, base: int) -> int:
+    """Return the bytes of ``count`` digits."""
     if base == _RAW:
         return 2 * count
     if base not in _DIGITS:
@@ -41,13 +43,14 @@ def _width(count: int, base: int) -> int:
 
 
 def _chunk(count: int) -> int:
-    """Elements of a program."""
+    """Return the elements per program."""
     return min(power_of_two_up(count), 1 << 16) if INTERPRETED else 1024
 
 
 def _require(condition: Tensor, message: str) -> None:
-    """ValueError unless the bool scalar is true; on a GPU an assertion there, for which nobody
-    waits.
+    """Raise ValueError unless the bool scalar is true.
+
+    On a GPU it is a device-side assertion, which the host does not wait for.
     """
     if not condition.is_cpu:
         torch._assert_async(condition, message)
@@ -56,29 +59,42 @@ def _require(condition: Tensor, message: str) -> None:
 
 
 def digits_to_bytes(values: Tensor, base: int) -> Tensor:
-    """int16 ``[n]`` to digits; on a GPU a value that has none is an assertion of the device."""
+    """Pack int16 ``[n]`` into digits.
+
+    Raises:
+        ValueError: a value is not a digit of the base. On a GPU it is a device-side assertion.
+    """
     count = values.numel()
-    width = _width(values.numel(), base)
+    width = _width(count, base)
     values = check_readable(values, "values", torch.int16, (count,))
     packed = torch.empty(width, dtype=torch.uint8, device=values.device)
     if base == _RAW:
         packed.view(torch.int16).copy_(values)
         return packed
     if count:
-        (low, high) = values.aminmax()
+        low, high = values.aminmax()
         half = base // 2
         _require(
             (low >= -half) & (high <= half),
             f"a value is outside {-half}..{half}, the digits of base {base}",
         )
     chunk = _chunk(width)
-    constants = {"BASE": base, "DIGITS": _DIGITS[base], "CHUNK": chunk}
-    launch(pack_digits_kernel, (cdiv(width, chunk),), values, packed, count, width, **constants)
+    launch(
+        pack_digits_kernel,
+        (cdiv(width, chunk),),
+        values,
+        packed,
+        count,
+        width,
+        BASE=base,
+        DIGITS=_DIGITS[base],
+        CHUNK=chunk,
+    )
     return packed
 
 
 def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
-    """Digits to int16 ``[count]``."""
+    """Unpack digits into int16 ``[count]``."""
     values = torch.zeros(count, dtype=torch.int16, device=packed.device)
     add_digits_(values, packed, base)
     return values
@@ -87,93 +103,141 @@ def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
 def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
     """Add digits to int16 or int32 ``[n]``, in place."""
     count = total.numel()
-    width = _width(total.numel(), base)
-    check_mutable(
-        total, "the sum", torch.int32 if total.dtype is torch.int32 else torch.int16, (count,)
-    )
+    width = _width(count, base)
+    dtype = torch.int32 if total.dtype is torch.int32 else torch.int16
+    check_mutable(total, "the sum", dtype, (count,))
     packed = check_readable(packed, f"{count} values in base {base}", torch.uint8, (width,))
     if base == _RAW:
         # A piece of a message may start at an odd address.
         total.add_(packed.clone().view(torch.int16))
         return
     chunk = _chunk(width)
-    constants = {"BASE": base, "DIGITS": _DIGITS[base], "CHUNK": chunk}
-    launch(add_digits_kernel, (cdiv(width, chunk),), packed, total, count, width, **constants)
+    launch(
+        add_digits_kernel,
+        (cdiv(width, chunk),),
+        packed,
+        total,
+        count,
+        width,
+        BASE=base,
+        DIGITS=_DIGITS[base],
+        CHUNK=chunk,
+    )
 
 
 def weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> Tensor:
-    """Rows ``first .. last - 1`` of a packed weight: a view."""
+    """Return rows ``first .. last - 1`` of a packed weight, as a view."""
     return check_packed(weight, shape)[first:last]
 
 
 def flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
-    """Places (int64, ascending) and directions (int8) of the trits that differ; the host waits for
-    their number.
+    """Return places (int64, ascending) and directions (int8) of the trits that differ.
+
+    The host waits for their number.
     """
     before = check_packed(before, shape)
     after = check_packed(after, shape)
     rows = shape.out_features
     columns = shape.in_features
+    row_bytes = before.shape[1]
     tile = elementwise(rows, columns)
     tiles = cdiv(columns, tile.columns)
     grid = (cdiv(rows, tile.rows), tiles)
     counts = torch.zeros((rows, tiles), dtype=torch.int64, device=before.device)
-    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns}
     launch(
-        count_flips_kernel, grid, before, after, counts, rows, before.shape[1], tiles, **constants
+        count_flips_kernel,
+        grid,
+        before,
+        after,
+        counts,
+        rows,
+        row_bytes,
+        tiles,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
     )
     ends = counts.view(-1).cumsum(0)
     count = int(ends[-1]) if ends.numel() else 0
     places = torch.empty(count, dtype=torch.int64, device=before.device)
     directions = torch.empty(count, dtype=torch.int8, device=before.device)
-    operands = before, after, ends, places, directions
-    launch(list_flips_kernel, grid, *operands, rows, columns, before.shape[1], tiles, **constants)
+    launch(
+        list_flips_kernel,
+        grid,
+        before,
+        after,
+        ends,
+        places,
+        directions,
+        rows,
+        columns,
+        row_bytes,
+        tiles,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+    )
     return places, directions
 
 
 def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions: Tensor) -> None:
-    """Move trits at distinct places; on a GPU a flip that leads nowhere is an assertion of the
-    device.
+    """Move the trits at distinct places.
+
+    Raises:
+        ValueError: a flip is outside the weight or leads outside -1..1. On a GPU it is a
+            device-side assertion.
     """
     rows = shape.out_features
     columns = shape.in_features
     count = places.numel()
-    check_mutable(weight, "packed", torch.uint8, (rows, packed_columns(columns)))
+    row_bytes = packed_columns(columns)
+    check_mutable(weight, "packed", torch.uint8, (rows, row_bytes))
     places = check_readable(places, "places", torch.int64, (count,))
     directions = check_readable(directions, "directions", torch.int8, (count,))
     words = weight.view(torch.int32)
     faults = torch.zeros(2, dtype=torch.int32, device=weight.device)
     chunk = _chunk(count)
     grid = (cdiv(count, chunk),)
-    operands = words, places, directions
     launch(
         check_flips_kernel,
         grid,
-        *operands,
+        words,
+        places,
+        directions,
         faults,
         count,
         rows,
         columns,
-        weight.shape[1],
+        row_bytes,
         CHUNK=chunk,
     )
     _require(faults[0] == 0, f"a flip is outside a weight of {rows} x {columns}")
     _require(faults[1] == 0, "a flip leads outside -1..1: the replicas of this weight differ")
-    launch(apply_flips_kernel, grid, *operands, count, columns, weight.shape[1], CHUNK=chunk)
+    launch(
+        apply_flips_kernel,
+        grid,
+        words,
+        places,
+        directions,
+        count,
+        columns,
+        row_bytes,
+        CHUNK=chunk,
+    )
 
 
 def sums_to_quanta(
     sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int
 ) -> Tensor:
-    """Sums of votes in whole quanta, int32: of at most 2**32, whose first has the index ``start``
-    in the hash.
+    """Convert at most 2**32 sums of votes to whole quanta, int32.
+
+    ``start`` is the hash index of the first sum.
     """
     sums = check_readable(sums, "sums", (torch.int16, torch.int32), tuple(sums.shape))
     quanta = torch.empty(sums.shape, dtype=torch.int32, device=sums.device)
     count = sums.numel()
     if count > 1 << 32:
         raise ValueError(f"the triton backend takes up to {1 << 32} sums, got {count}")
-    keys = (signed(hash_key(*words, (start >> 32) + block)) for block in (0, 1))
+    seed, step, stream = words
+    block = start >> 32
     chunk = _chunk(count)
     launch(
         quanta_kernel,
@@ -184,7 +248,8 @@ def sums_to_quanta(
         whole,
         fraction,
         signed(start),
-        *keys,
+        signed(hash_key(seed, step, stream, block)),
+        signed(hash_key(seed, step, stream, block + 1)),
         CHUNK=chunk,
     )
     return quanta

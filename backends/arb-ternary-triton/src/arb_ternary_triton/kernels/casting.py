@@ -11,7 +11,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import draw_at, floor_of, load_trits, load_votes, store_votes
+from arb_ternary_triton.kernels.common import (
+    both,
+    draw_at,
+    flat_index,
+    floor_of,
+    indices,
+    load_trits,
+    load_votes,
+    store_votes,
+)
 
 
 @triton.jit
@@ -102,8 +111,8 @@ def _store_scores(
     by_unit = tl.reshape(product_RC, (rows, count, UNIT))
     sums = tl.sum(by_unit, axis=2)
     unit_U = first // UNIT + tl.arange(0, count)
-    place = row_R.to(tl.int64)[:, None] * units + unit_U[None, :]
-    inside = in_rows[:, None] & (unit_U < units)[None, :]
+    place = flat_index(row_R, units, unit_U)
+    inside = both(in_rows, unit_U < units)
     tl.store(score + place, sums, mask=inside)
 
 
@@ -156,7 +165,7 @@ def _cast(
     """
     column_C = first + tl.arange(0, gradient.shape[1])
     in_columns = column_C < columns
-    inside = in_rows[:, None] & in_columns[None, :]
+    inside = both(in_rows, in_columns)
     if gradient.dtype.is_floating():
         nan = inside & (gradient != gradient)
         nans_by_row = tl.sum(nan.to(tl.int32), axis=1)
@@ -266,7 +275,7 @@ def product_votes_kernel(
     operands only if the summed dimension is innermost. Otherwise they are ``[M, N]`` and ``[M,
     K]``. ``LONG`` says that the sum could overflow 32 bits.
     """
-    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_R = indices(0, ROWS)
     first = tl.program_id(1) * COLUMNS
     column_C = first + tl.arange(0, COLUMNS)
     in_rows = row_R < rows
@@ -280,10 +289,10 @@ def product_votes_kernel(
         term_M = start + tl.arange(0, TERMS)
         in_terms = term_M < terms
         if INT8:
-            in_left = in_rows[:, None] & in_terms[None, :]
+            in_left = both(in_rows, in_terms)
             left_place = grad + row_R.to(tl.int64)[:, None] * terms + term_M[None, :]
             left = tl.load(left_place, mask=in_left, other=0)
-            in_right = in_columns[:, None] & in_terms[None, :]
+            in_right = both(in_columns, in_terms)
             right_place = x + column_C.to(tl.int64)[:, None] * terms + term_M[None, :]
             right = tl.load(right_place, mask=in_right, other=0)
             if LONG:
@@ -291,10 +300,10 @@ def product_votes_kernel(
             else:
                 acc = tl.dot(left, tl.trans(right), acc, out_dtype=tl.int32)
         else:
-            in_left = in_terms[:, None] & in_rows[None, :]
+            in_left = both(in_terms, in_rows)
             left_place = grad + term_M.to(tl.int64)[:, None] * rows + row_R[None, :]
             left = tl.load(left_place, mask=in_left, other=0)
-            in_right = in_terms[:, None] & in_columns[None, :]
+            in_right = both(in_terms, in_columns)
             right_place = x + term_M.to(tl.int64)[:, None] * columns + column_C[None, :]
             right = tl.load(right_place, mask=in_right, other=0)
             acc = tl.dot(tl.trans(left), right, acc, input_precision="ieee")
@@ -373,7 +382,7 @@ def lookup_votes_kernel(
     The gradient rows of the ``u``-th distinct row are ``order[starts[u] : starts[u + 1]]``. They
     are summed in that order, whatever the tile.
     """
-    place_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    place_R = indices(0, ROWS)
     first = tl.program_id(1) * COLUMNS
     column_C = first + tl.arange(0, COLUMNS)
     in_rows = place_R < voted_rows
@@ -386,7 +395,7 @@ def lookup_votes_kernel(
     for turn in range(0, tl.max(count_R, axis=0)):
         more = in_rows & (turn < count_R)
         term_R = tl.load(order + start_R + turn, mask=more, other=0)
-        inside = more[:, None] & (column_C < columns)[None, :]
+        inside = both(more, column_C < columns)
         place = grad + term_R[:, None] * columns + column_C[None, :]
         gradient += tl.load(place, mask=inside, other=0).to(gradient.dtype)
 
@@ -442,7 +451,7 @@ def settle_sums_kernel(
 ):
     """Add partial sums, in their order, to ``target [N + K]``: rows, then columns."""
     of_rows = tl.program_id(1) == 0
-    index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    index_C = indices(0, CHUNK)
     count = tl.where(of_rows, voted_rows, columns)
     inside = index_C < count
     base = part + tl.where(of_rows, 0, tl.cast(row_parts, tl.int64) * voted_rows)
@@ -495,7 +504,7 @@ def settle_exponents_kernel(
     CHUNK: tl.constexpr,
 ):
     """Vote for exponents by the sign of a group's score, or by the score shifted stochastically."""
-    index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    index_C = indices(0, CHUNK)
     inside = index_C < voted_rows * groups
     place = index_C // groups
     group = index_C % groups
@@ -530,7 +539,7 @@ def settle_correlation_kernel(
     CHUNK: tl.constexpr,
 ):
     """Add scores to the correlation and count the update; both saturate."""
-    index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    index_C = indices(0, CHUNK)
     inside = index_C < voted_rows * groups
     place = index_C // groups
     group = index_C % groups

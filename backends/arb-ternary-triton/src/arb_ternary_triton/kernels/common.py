@@ -12,6 +12,30 @@ EMPTY = tl.constexpr(0x55)
 
 
 @triton.jit
+def indices(axis: tl.constexpr, SIZE: tl.constexpr):
+    """Return the indices that a program has along an axis of the grid."""
+    return tl.program_id(axis) * SIZE + tl.arange(0, SIZE)
+
+
+@triton.jit
+def wide_indices(axis: tl.constexpr, SIZE: tl.constexpr):
+    """Return :func:`indices` in 64 bits."""
+    return tl.program_id(axis).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+
+
+@triton.jit
+def both(in_rows, in_columns):
+    """Return the mask ``[R, C]`` of elements whose row and column are both in range."""
+    return in_rows[:, None] & in_columns[None, :]
+
+
+@triton.jit
+def flat_index(row_R, width, column_C):
+    """Return 64-bit indices ``[R, C]`` into a matrix with rows of ``width`` elements."""
+    return row_R.to(tl.int64)[:, None] * width + column_C[None, :]
+
+
+@triton.jit
 def power_of_two(exponent):
     """Return the exact float32 ``2**exponent`` of int32 exponents in -126..127."""
     bits = (exponent + 127) << 23
@@ -59,7 +83,7 @@ def draw_at(row, column, width, key, next_key, WIDE: tl.constexpr):
 def load_trits(packed, row_R, column_C, in_rows, row_bytes):
     """Load trits ``[R, C]`` as int32; rows out of range and padding give 0."""
     byte_C = column_C // BLOCK * LANES + column_C % LANES
-    inside = in_rows[:, None] & (byte_C < row_bytes)[None, :]
+    inside = both(in_rows, byte_C < row_bytes)
     place = packed + row_R.to(tl.int64)[:, None] * row_bytes + byte_C[None, :]
     byte = tl.load(place, mask=inside, other=EMPTY)
     shift = column_C // LANES % 4 * 2
@@ -86,7 +110,7 @@ def pack_planes(code_RC, PLANES: tl.constexpr):
 def _store_planes(stored, code_RC, row_R, first_column, in_rows, row_bytes, PLANES: tl.constexpr):
     width: tl.constexpr = code_RC.shape[1] // PLANES
     byte_C = first_column // PLANES + tl.arange(0, width)
-    inside = in_rows[:, None] & (byte_C < row_bytes)[None, :]
+    inside = both(in_rows, byte_C < row_bytes)
     byte = pack_planes(code_RC, PLANES).to(tl.uint8)
     place = stored + row_R.to(tl.int64)[:, None] * row_bytes + byte_C[None, :]
     tl.store(place, byte, mask=inside)
@@ -103,12 +127,12 @@ def load_votes(votes, row_R, column_C, in_rows, columns, row_width, BITS: tl.con
     """Load accumulators ``[R, C]`` as int32; elements out of range give 0."""
     row = row_R.to(tl.int64)[:, None] * row_width
     if BITS == 8:
-        inside = in_rows[:, None] & (column_C < columns)[None, :]
+        inside = both(in_rows, column_C < columns)
         place = votes + row + column_C[None, :]
         return tl.load(place, mask=inside, other=0).to(tl.int32)
     elif BITS == 4:
         byte_C = column_C // BLOCK * 64 + column_C % 64
-        inside = in_rows[:, None] & (byte_C < row_width)[None, :]
+        inside = both(in_rows, byte_C < row_width)
         place = votes + row + byte_C[None, :]
         byte = tl.load(place, mask=inside, other=0x88).to(tl.int32)
         shift = column_C // 64 % 2 * 4
@@ -131,8 +155,8 @@ def store_votes(
     """Store accumulators ``[R, C]`` of columns from ``first_column`` on; padding must be 0."""
     if BITS == 8:
         column_C = first_column + tl.arange(0, vote_RC.shape[1])
-        inside = in_rows[:, None] & (column_C < columns)[None, :]
-        place = row_R.to(tl.int64)[:, None] * row_width + column_C[None, :]
+        inside = both(in_rows, column_C < columns)
+        place = flat_index(row_R, row_width, column_C)
         tl.store(votes + place, vote_RC.to(tl.int8), mask=inside)
     elif BITS == 4:
         _store_planes(votes, vote_RC + 8, row_R, first_column, in_rows, row_width, 2)

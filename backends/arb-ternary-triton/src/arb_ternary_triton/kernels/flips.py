@@ -6,11 +6,14 @@ import triton
 import triton.language as tl
 
 from arb_ternary_triton.kernels.common import (
+    both,
     draw_at,
+    indices,
     load_trits,
     load_votes,
     store_trits,
     store_votes,
+    wide_indices,
 )
 
 
@@ -48,11 +51,11 @@ def flip_kernel(
 
     Then reset or carry the accumulators, and let them leak or decay.
     """
-    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_R = indices(0, ROWS)
     first = tl.program_id(1) * COLUMNS
     column_C = first + tl.arange(0, COLUMNS)
     in_rows = row_R < rows
-    inside = in_rows[:, None] & (column_C < columns)[None, :]
+    inside = both(in_rows, column_C < columns)
     held = load_votes(votes, row_R, column_C, in_rows, columns, vote_width, BITS)
     held = tl.where(inside, held, 0)
     crossed = (held >= threshold).to(tl.int32) - (held <= -threshold).to(tl.int32)
@@ -107,7 +110,7 @@ def flip_exponents_kernel(
 
     ``E = clip(E + up, E0 - band, E0 + band)``.
     """
-    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    index_C = wide_indices(0, CHUNK)
     inside = index_C < count
     before = tl.load(exponent + index_C, mask=inside, other=0).to(tl.int32)
     held = tl.load(exponent_votes + index_C, mask=inside, other=0).to(tl.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import load_votes, store_votes
+from arb_ternary_triton.kernels.common import both, flat_index, indices, load_votes, store_votes
 
 
 @triton.jit
@@ -22,11 +22,11 @@ def pack_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Pack int8 ``[N, K]`` with any strides into the stored layout."""
-    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_R = indices(0, ROWS)
     first = tl.program_id(1) * COLUMNS
     column_C = first + tl.arange(0, COLUMNS)
     in_rows = row_R < rows
-    inside = in_rows[:, None] & (column_C < columns)[None, :]
+    inside = both(in_rows, column_C < columns)
     row_place = row_R.to(tl.int64)[:, None] * row_stride
     place = row_place + column_C.to(tl.int64)[None, :] * column_stride
     value = tl.load(values + place, mask=inside, other=0).to(tl.int32)
@@ -45,10 +45,10 @@ def unpack_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Unpack the stored layout into a contiguous int8 ``[N, K]``."""
-    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row_R = indices(0, ROWS)
+    column_C = indices(1, COLUMNS)
     in_rows = row_R < rows
     value = load_votes(stored, row_R, column_C, in_rows, columns, row_width, BITS)
-    inside = in_rows[:, None] & (column_C < columns)[None, :]
-    place = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
+    inside = both(in_rows, column_C < columns)
+    place = flat_index(row_R, columns, column_C)
     tl.store(values + place, value.to(tl.int8), mask=inside)

@@ -10,7 +10,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import BLOCK, EMPTY, LANES, load_trits, power_of_two
+from arb_ternary_triton.kernels.common import (
+    BLOCK,
+    EMPTY,
+    LANES,
+    both,
+    flat_index,
+    indices,
+    load_trits,
+    power_of_two,
+)
 
 #: Shifts that one band serves.
 BAND = tl.constexpr(7)
@@ -63,8 +72,8 @@ def _write(
     BIAS: tl.constexpr,
 ):
     """Store the sums ``[R, C]`` in ``part[split]``, or scaled in ``out``."""
-    inside = (row_R < rows)[:, None] & (column_C < columns)[None, :]
-    place = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
+    inside = both(row_R < rows, column_C < columns)
+    place = flat_index(row_R, columns, column_C)
     if SPLIT > 1:
         own_part = part + split.to(tl.int64) * rows * columns
         tl.store(own_part + place, acc, mask=inside)
@@ -116,8 +125,8 @@ def _scaled(
 def _shifts(exponent, floor_R, row_R, block_S, plane, in_rows, groups, GROUP: tl.constexpr):
     """Return ``E - floor`` of a bit plane of some blocks: int32 ``[R, S, 1]``."""
     group_S = _group(block_S * BLOCK + plane * LANES, GROUP)
-    inside = in_rows[:, None] & (group_S < groups)[None, :]
-    place = row_R.to(tl.int64)[:, None] * groups + group_S[None, :]
+    inside = both(in_rows, group_S < groups)
+    place = flat_index(row_R, groups, group_S)
     e = tl.load(exponent + place, mask=inside, other=0).to(tl.int32)
     shift = tl.where(inside, e - floor_R[:, None], 0)
     return shift[:, :, None]
@@ -153,8 +162,8 @@ def linear_kernel(
     The decoded weight is the left operand, in registers, so the kernel sums the transpose of the
     output.
     """
-    output_N = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    row_M = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    output_N = indices(0, OUTPUTS)
+    row_M = indices(1, ROWS)
     split = tl.program_id(2)
     in_outputs = output_N < outputs
     floor_N = tl.zeros((OUTPUTS,), tl.int32)
@@ -177,7 +186,7 @@ def linear_kernel(
             trit = ((byte >> (2 * plane)) & 3).to(tl.int8) - 1
             column_SL = block_S[:, None] * BLOCK + plane * LANES + lane_L[None, :]
             column_C = tl.reshape(column_SL, (BLOCKS * LANES,))
-            in_x = (row_M < rows)[:, None] & (column_C < columns)[None, :]
+            in_x = both(row_M < rows, column_C < columns)
             x_place = x + row_M.to(tl.int64)[:, None] * columns + column_C[None, :]
             x_MC = tl.load(x_place, mask=in_x, other=0)
             shift = _shifts(exponent, floor_N, output_N, block_S, plane, in_outputs, groups, GROUP)
@@ -236,7 +245,7 @@ def grad_input_kernel(
     """Compute ``grad @ W`` for one bit plane of some blocks of columns; ``floor`` is int32 [K]."""
     plane = tl.program_id(0) % 4
     block_S = tl.program_id(0) // 4 * BLOCKS + tl.arange(0, BLOCKS)
-    row_M = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    row_M = indices(1, ROWS)
     split = tl.program_id(2)
     lane_L = tl.arange(0, LANES)
     column_SL = block_S[:, None] * BLOCK + plane * LANES + lane_L[None, :]
@@ -255,13 +264,13 @@ def grad_input_kernel(
     for first in range(split * outputs_per_split, last, OUTPUTS):
         output_N = first + tl.arange(0, OUTPUTS)
         in_outputs = output_N < last
-        inside = in_outputs[:, None] & (column_C < columns)[None, :]
+        inside = both(in_outputs, column_C < columns)
         wide_N = output_N.to(tl.int64)[:, None]
         byte = tl.load(packed + wide_N * row_bytes + byte_C[None, :], mask=inside, other=EMPTY)
         trit = ((byte >> (2 * plane).to(tl.uint8)) & 3).to(tl.int8) - 1
         e = tl.load(exponent + wide_N * groups + group_C[None, :], mask=inside, other=0)
         e = e.to(tl.int32)
-        in_grad = (row_M < rows)[:, None] & in_outputs[None, :]
+        in_grad = both(row_M < rows, in_outputs)
         grad_place = grad + row_M.to(tl.int64)[:, None] * outputs + output_N[None, :]
         g_MN = tl.load(grad_place, mask=in_grad, other=0)
         if INT8:
@@ -308,10 +317,10 @@ def finish_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Sum the parts of a product in their order, and scale."""
-    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row_R < rows)[:, None] & (column_C < columns)[None, :]
-    place = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
+    row_R = indices(0, ROWS)
+    column_C = indices(1, COLUMNS)
+    inside = both(row_R < rows, column_C < columns)
+    place = flat_index(row_R, columns, column_C)
     acc = tl.load(part + place, mask=inside, other=0)
     for split in range(1, SPLIT):
         own_part = part + tl.cast(split, tl.int64) * rows * columns
@@ -380,7 +389,7 @@ def row_kernel(
     the codes of four columns of plane ``p``. Codes exceed trits by 1. The sum of the activations
     corrects that once for all rows of the weight.
     """
-    output_N = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    output_N = indices(0, OUTPUTS)
     split = tl.program_id(1)
     in_outputs = output_N < outputs
     words: tl.constexpr = 8 if INT8 else 32
@@ -482,15 +491,15 @@ def lookup_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Decode the rows ``W[ids]``."""
-    place_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place_R = indices(0, ROWS)
+    column_C = indices(1, COLUMNS)
     in_rows = place_R < count
     id_R = tl.load(ids + place_R, mask=in_rows, other=0)
     trit = load_trits(packed, id_R, column_C, in_rows, row_bytes)
-    inside = in_rows[:, None] & (column_C < columns)[None, :]
+    inside = both(in_rows, column_C < columns)
     group_C = _group(column_C, GROUP)
     exponent_place = exponent + id_R[:, None] * groups + group_C[None, :]
     e = tl.load(exponent_place, mask=inside, other=0).to(tl.int32)
     value = trit.to(tl.float32) * power_of_two(e)
-    place = place_R.to(tl.int64)[:, None] * columns + column_C[None, :]
+    place = flat_index(place_R, columns, column_C)
     tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)

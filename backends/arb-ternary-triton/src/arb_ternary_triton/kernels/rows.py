@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import draw, floor_of, power_of_two
+from arb_ternary_triton.kernels.common import both, draw, floor_of, power_of_two, wide_indices
 
 #: 1.5 * 2**23. Adding and subtracting it rounds a float32 below 2**22 to the nearest integer, ties
 #: to even.
@@ -16,7 +16,7 @@ INFINITY_BITS = tl.constexpr(0x7F800000)
 @triton.jit
 def _load(x, row_R, in_rows, first, columns, CHUNK: tl.constexpr):
     column_C = first + tl.arange(0, CHUNK)
-    inside = in_rows[:, None] & (column_C < columns)[None, :]
+    inside = both(in_rows, column_C < columns)
     place = x + row_R[:, None] * columns + column_C[None, :]
     return tl.load(place, mask=inside, other=0.0).to(tl.float32)
 
@@ -37,7 +37,7 @@ def quantize_rows_kernel(
 
     With ``NORM`` the rows are normalised first.
     """
-    row_R = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row_R = wide_indices(0, ROWS)
     in_rows = row_R < rows
     factor_R = tl.full((ROWS,), 1.0, tl.float32)
     if NORM:
@@ -74,7 +74,7 @@ def quantize_rows_kernel(
         shifted = tl.div_rn(value, divisor) + ROUNDER
         rounded = shifted - ROUNDER
         column_C = first + tl.arange(0, CHUNK)
-        inside = in_rows[:, None] & (column_C < columns)[None, :]
+        inside = both(in_rows, column_C < columns)
         place = q + row_R[:, None] * columns + column_C[None, :]
         tl.store(place, rounded.to(tl.int8), mask=inside)
 
@@ -85,7 +85,7 @@ def largest_kernel(grad, largest, count, CHUNK: tl.constexpr):
 
     The bits of non-negative floats are ordered like the floats.
     """
-    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    index_C = wide_indices(0, CHUNK)
     value = tl.load(grad + index_C, mask=index_C < count, other=0.0)
     value = tl.abs(value.to(tl.float32))
     value = tl.where(value != value, 0.0, value)
@@ -121,7 +121,7 @@ def quantize_gradient_kernel(
     if tl.program_id(0) == 0:
         tl.store(scale, unit)
 
-    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    index_C = wide_indices(0, CHUNK)
     inside = index_C < count
     value = tl.load(grad + index_C, mask=inside, other=0.0).to(tl.float32)
     value = tl.where(usable & (value == value), value, 0.0)

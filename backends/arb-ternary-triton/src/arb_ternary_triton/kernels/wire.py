@@ -8,7 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import BLOCK, LANES, draw, load_trits
+from arb_ternary_triton.kernels.common import (
+    BLOCK,
+    LANES,
+    draw,
+    flat_index,
+    indices,
+    load_trits,
+    wide_indices,
+)
 
 
 @triton.jit
@@ -25,7 +33,7 @@ def pack_digits_kernel(
 
     Missing values are 0.
     """
-    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    index_C = wide_indices(0, CHUNK)
     inside = index_C < width
     byte = tl.zeros([CHUNK], dtype=tl.int32)
     for above in tl.static_range(DIGITS):
@@ -47,7 +55,7 @@ def add_digits_kernel(
     CHUNK: tl.constexpr,
 ):
     """Add the values of bytes that :func:`pack_digits_kernel` packed to ``total``."""
-    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    index_C = wide_indices(0, CHUNK)
     inside = index_C < width
     rest = tl.load(packed + index_C, mask=inside, other=0).to(tl.int32)
     for below in tl.static_range(DIGITS):
@@ -65,8 +73,8 @@ def _moved(before, after, rows, row_bytes, ROWS: tl.constexpr, COLUMNS: tl.const
 
     Padding does not differ.
     """
-    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row_R = indices(0, ROWS)
+    column_C = indices(1, COLUMNS)
     in_rows = row_R < rows
     old = load_trits(before, row_R, column_C, in_rows, row_bytes)
     new = load_trits(after, row_R, column_C, in_rows, row_bytes)
@@ -115,7 +123,7 @@ def list_flips_kernel(
         end_R = tl.load(ends + own, mask=row_R < rows, other=0)
         first_R = (end_R - count_R)[:, None]
         target = first_R + tl.cumsum(flipped.to(tl.int32), axis=1) - 1
-        place = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
+        place = flat_index(row_R, columns, column_C)
         tl.store(places + target, place, mask=flipped)
         tl.store(directions + target, moved.to(tl.int8), mask=flipped)
 
@@ -144,7 +152,7 @@ def check_flips_kernel(
     CHUNK: tl.constexpr,
 ):
     """Count flips outside the weight, and flips that lead outside -1..1: int32 ``[2]``."""
-    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    index_C = wide_indices(0, CHUNK)
     inside = index_C < count
     place = tl.load(places + index_C, mask=inside, other=0)
     direction = tl.load(directions + index_C, mask=inside, other=0).to(tl.int32)
@@ -172,7 +180,7 @@ def apply_flips_kernel(
 
     No code leaves its two bits, so additions to one word commute.
     """
-    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    index_C = wide_indices(0, CHUNK)
     inside = index_C < count
     place = tl.load(places + index_C, mask=inside, other=0)
     direction = tl.load(directions + index_C, mask=inside, other=0).to(tl.int32)
@@ -196,7 +204,7 @@ def quanta_kernel(
 
     ``next_key`` is the key of the next 2**32 indices.
     """
-    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    index_C = wide_indices(0, CHUNK)
     inside = index_C < count
     place = start.to(tl.uint32, bitcast=True).to(tl.int64) + index_C
     is_low = place >> 32 == 0
