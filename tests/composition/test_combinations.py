@@ -511,4 +511,4 @@ def test_a_model_whose_linears_are_made_ternary_does_not_grow(tmp_path: Path) ->
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
     with pytest.raises(ConfigError) as refused:
         load_config(tmp_path / "run.yaml")
-    assert said(refused.value, "model").startswith("phase 'progressive' puts parts into the model")
+    assert said(refused.value, "model").startswith("phase 'progressive' adds parts to the model")

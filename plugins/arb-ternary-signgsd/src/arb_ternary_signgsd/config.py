@@ -7,29 +7,39 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import non_negative, option
+from arb_ternary.config.options import non_negative, option, trains
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_votes.config import SignVotesConfig
 
-#: More decay votes than an accumulator holds mean no more than a full one.
+#: More decay votes than an accumulator holds have the effect of a full one.
 MAX_DECAY: Final = 127.0
+_HAS_FLOATS: Final = trains(
+    "float",
+    reason="the model has no float parameters, and the rate of ternary modules is 'votes.lr'",
+)
 
 
 @frozen(kw_only=True)
 class SignGSDConfig:
     """Options of SignGSD; float parameters and ternary modules may be trained together."""
 
-    lr: float = option(1e-2, "step of every element of a float parameter", validator=non_negative)
+    lr: float = option(
+        1e-2,
+        "step of every element of a float parameter",
+        validator=non_negative,
+        active_when=_HAS_FLOATS,
+    )
     weight_decay: float = option(
         0.0,
-        "pull towards zero by sign: as a multiple of lr on float parameters, in votes an update on "
-        "ternary modules",
+        "pull towards zero by sign: as a multiple of lr on float parameters, in votes per update "
+        "on ternary modules",
         validator=non_negative,
     )
     maximize: bool = option(False, "climb instead of descend; float parameters only")
     foreach: bool | None = option(
-        None, "update the float parameters of a group together; null = on accelerators only"
+        None,
+        "update the float parameters of a group together; null = on accelerators only",
+        active_when=_HAS_FLOATS,
     )
     nan_policy: Literal["error", "zero", "skip"] = option(
         "error",
@@ -40,24 +50,17 @@ class SignGSDConfig:
     )
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``; that of ``votes`` is asked too."""
-        if planned is None:
+        """Yield the options that do not go with ternary modules."""
+        if planned is None or "ternary" not in planned.kinds:
             return
-        if "ternary" in planned.kinds:
-            if self.maximize:
-                yield (
-                    "maximize",
-                    "ternary modules vote towards a lower loss and cannot be maximized; negate the "
-                    "loss",
-                )
-            if self.weight_decay > MAX_DECAY:
-                most = f"{MAX_DECAY:g} votes an update"
-                yield (
-                    "weight_decay",
-                    f"must be at most {most} on ternary modules, not {self.weight_decay:g}",
-                )
-        if "float" not in planned.kinds:
-            reason = (
-                "the model has no float parameters, and the rate of ternary modules is 'votes.lr'"
+        if self.maximize:
+            yield (
+                "maximize",
+                "ternary modules vote towards a lower loss and cannot be maximized; negate it",
             )
-            yield from without_effect(self, reason, "lr", "foreach")
+        if self.weight_decay > MAX_DECAY:
+            yield (
+                "weight_decay",
+                f"must be at most {MAX_DECAY:g} votes per update on ternary modules, not "
+                f"{self.weight_decay:g}",
+            )
