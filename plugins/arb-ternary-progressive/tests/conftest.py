@@ -1,4 +1,4 @@
-"""The models of these tests are tiny: threads would only wait for each other."""
+"""Run the tests of this package with one thread: their models are too small for more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The activation cache: what it gives back, when it misses, what it may hold, and what a kill
-leaves of it.
-"""
+"""The activation cache: results, misses, budget, and files after a kill."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ def test_bfloat16_rounds_to_the_nearest(make: Any) -> None:
     assert torch.equal(cache.get(1, "v", inputs(1), SHAPE[1]), sample(1).to(torch.bfloat16).float())
 
 
-def test_int8_keeps_a_scale_a_position(make: Any) -> None:
+def test_int8_keeps_a_scale_per_position(make: Any) -> None:
     cache = make(dtype="int8")
     given = sample(2)
     given[1] = 0.0
@@ -85,9 +83,7 @@ def test_a_sample_has_the_bytes_of_its_format(dtype: Any, bytes_a_sample: int) -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_what_is_rounded_does_not_depend_on_the_batch_and_is_what_the_cache_gives_back(
-    make: Any, dtype: Any
-) -> None:
+def test_rounding_equals_the_cache_and_ignores_the_batch(make: Any, dtype: Any) -> None:
     cache = make(dtype=dtype)
     batch = torch.stack([sample(number) for number in range(3)])
     for row in range(3):
@@ -142,7 +138,7 @@ def test_only_the_missing_rows_are_computed(make: Any) -> None:
     assert torch.equal(got, torch.stack([sample(0), sample(1), sample(20)]))
 
 
-def test_the_least_recently_used_sample_goes_first(make: Any) -> None:
+def test_the_least_recently_used_sample_is_evicted(make: Any) -> None:
     probe = make()
     probe.put(0, "v", inputs(0), sample(0))
     one = probe.nbytes
@@ -208,7 +204,7 @@ def test_samples_of_other_trunks_can_be_forgotten(make: Any) -> None:
 # --- disk
 
 
-def test_what_is_on_the_disk_is_found_again(tmp_path: Path) -> None:
+def test_samples_on_disk_are_found_again(tmp_path: Path) -> None:
     with ActivationCache(1 << 16, tmp_path, "int8") as first:
         for number in range(5):
             first.put(number, "v", inputs(number), sample(number))
@@ -220,7 +216,7 @@ def test_what_is_on_the_disk_is_found_again(tmp_path: Path) -> None:
         assert len(second) == 0
 
 
-def test_what_is_found_again_is_forgotten_in_the_order_in_which_it_was_written(
+def test_samples_from_disk_are_evicted_in_writing_order(
     tmp_path: Path,
 ) -> None:
     with ActivationCache(4096, tmp_path) as first:
@@ -234,7 +230,7 @@ def test_what_is_found_again_is_forgotten_in_the_order_in_which_it_was_written(
         assert second.get(1, "v", inputs(1), SHAPE[1]) is not None
 
 
-def test_a_sample_written_twice_is_found_as_written_last(tmp_path: Path) -> None:
+def test_the_last_write_of_a_sample_wins(tmp_path: Path) -> None:
     with ActivationCache(1 << 16, tmp_path) as first:
         first.put(1, "v", inputs(1), sample(1))
         first.put(1, "v", inputs(1), sample(2))
@@ -243,7 +239,7 @@ def test_a_sample_written_twice_is_found_as_written_last(tmp_path: Path) -> None
         assert len(second) == 1
 
 
-def test_dtypes_and_shapes_have_files_of_their_own(tmp_path: Path) -> None:
+def test_each_dtype_and_shape_has_its_own_file(tmp_path: Path) -> None:
     with ActivationCache(1 << 16, tmp_path) as first:
         first.put(1, "v", inputs(1), sample(1))
     with ActivationCache(1 << 16, tmp_path, "bfloat16") as second:
@@ -281,9 +277,7 @@ while True:
 
 
 @pytest.mark.parametrize("writes", [1, 55])
-def test_a_process_killed_while_it_writes_leaves_only_sound_samples(
-    tmp_path: Path, writes: int
-) -> None:
+def test_a_kill_during_writes_leaves_only_sound_samples(tmp_path: Path, writes: int) -> None:
     budget = 30 * 17000  # fewer than the 40 samples, so that slots are written over
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path), str(budget)],
@@ -317,9 +311,7 @@ def test_a_folder_serves_one_process_at_a_time(tmp_path: Path) -> None:
     ActivationCache(1 << 16, tmp_path).close()
 
 
-def test_a_full_disk_is_an_error_that_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 

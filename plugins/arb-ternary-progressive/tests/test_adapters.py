@@ -1,6 +1,4 @@
-"""Adapters: zero at birth, the formula, two sets beside each other, every linear, ternary ones,
-merging.
-"""
+"""Adapters: initial zeros, formula, several sets, placement, ternary adapters, merging."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def stack_with(
 
 
 def stir(stack: Stack) -> None:
-    """Give every adapter's second matrix some weight."""
+    """Give every adapter's second matrix random weights."""
     for adapter in stack.adapter_modules():
         if isinstance(adapter.up, TernaryLinear):
             trits = torch.randint(-1, 2, adapter.up.trits().shape, dtype=torch.int8)
@@ -60,9 +58,7 @@ def stir(stack: Stack) -> None:
 
 @pytest.mark.parametrize("precision", ["full", "half", "nvfp4", "ternary"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "ternary"])
-def test_every_linear_of_attention_and_feed_forward_gets_one_that_is_zero_at_birth(
-    precision: str, dtype: str
-) -> None:
+def test_every_linear_gets_an_adapter_that_starts_at_zero(precision: str, dtype: str) -> None:
     plain = stack_with(precision=precision)
     stack = stack_with("stack", "progressive", precision=precision, dtype=dtype)
     found = {
@@ -81,7 +77,7 @@ def test_every_linear_of_attention_and_feed_forward_gets_one_that_is_zero_at_bir
     }
 
 
-def test_the_output_is_the_base_s_and_alpha_over_rank_times_what_each_adapter_adds() -> None:
+def test_output_is_base_plus_scaled_adapters() -> None:
     stack = stack_with("stack", "progressive")
     stir(stack)
     linear = stack.blocks[0].attention.query
@@ -96,7 +92,7 @@ def test_the_output_is_the_base_s_and_alpha_over_rank_times_what_each_adapter_ad
     assert second.up.weight.shape == (32, 4)
 
 
-def test_experts_have_adapters_and_their_router_has_none() -> None:
+def test_experts_have_adapters_but_no_router() -> None:
     config = DecoderConfig(width=32, heads=2, max_length=16, experts=3)
     stack = stack_with("stack", config=config)
     found = {
@@ -109,7 +105,7 @@ def test_experts_have_adapters_and_their_router_has_none() -> None:
 
 
 @pytest.mark.parametrize("precision", ["full", "half", "nvfp4", "qlora", "ternary"])
-def test_only_adapters_learn_when_only_they_are_to_and_they_do(precision: str) -> None:
+def test_learning_adapters_leaves_the_base_unchanged(precision: str) -> None:
     stack = stack_with("stack", "progressive", precision=precision)
     stir(stack)
     stack.set_learning("adapters")
@@ -123,7 +119,7 @@ def test_only_adapters_learn_when_only_they_are_to_and_they_do(precision: str) -
         assert torch.equal(value, before[name]) != (".adapters." in name), name
 
 
-def test_ternary_adapters_learn_by_votes_beside_a_frozen_ternary_base() -> None:
+def test_ternary_adapters_learn_on_a_frozen_ternary_base() -> None:
     stack = stack_with("stack", precision="ternary", dtype="ternary")
     stack.set_learning("adapters")
     assert list(stack.parameters()) == []
@@ -165,7 +161,7 @@ def test_merging_keeps_the_function(precision: str, dtype: str, activations: str
     )
 
 
-def test_a_stack_without_adapters_is_merged_already() -> None:
+def test_merging_without_adapters_changes_nothing() -> None:
     stack = stack_with(precision="ternary")
     before = stack.state_dict()
     stack.merge_adapters()
@@ -182,7 +178,7 @@ def test_a_stack_without_adapters_is_merged_already() -> None:
         ((2, 1.0, "int8"), "dtype must be one of float32, bfloat16, float16, ternary"),
     ],
 )
-def test_an_adapter_that_cannot_be_is_refused(arguments: tuple[float, ...], message: str) -> None:
+def test_invalid_adapter_specs_are_refused(arguments: tuple[float, ...], message: str) -> None:
     with pytest.raises(UsageProblem, match=message):
         AdapterSpec(*arguments)  # type: ignore[arg-type]
 

@@ -1,5 +1,5 @@
-"""Parts that a stack brings and the model did not have: the optimizer is known to fit before the
-run begins.
+"""Parts that a new stack adds: the config shows before the run whether the optimizer can train
+them.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def named(options: dict[str, Any]) -> str:
 @pytest.mark.parametrize("target", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("options", GROWTHS, ids=named)
-def test_what_a_phase_says_that_it_adds_is_what_then_learns(
-    options: dict[str, Any], model: str, target: int
-) -> None:
+def test_added_parts_are_those_that_learn(options: dict[str, Any], model: str, target: int) -> None:
     config = ProgressivePhaseConfig(
         target_stacks=target, qlora_rank=2, progressive_qlora_rank=2, **options
     )
@@ -130,7 +128,7 @@ LATER = [
 @pytest.mark.parametrize(
     ("model", "growth"), LATER, ids=[f"{model}-{named(growth)}" for model, growth in LATER]
 )
-def test_split_trains_kinds_of_parts_that_come_later_and_resumes_before_they_are_there(
+def test_split_trains_later_parts_and_resumes_before_them(
     model: str, growth: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write(tmp_path, model, SPLIT, growth)
@@ -160,7 +158,7 @@ def test_split_trains_kinds_of_parts_that_come_later_and_resumes_before_they_are
         assert main(command) == 0
 
 
-def test_split_leaves_a_part_out_in_a_phase_before_the_one_that_adds_it(tmp_path: Path) -> None:
+def test_split_ignores_parts_of_a_later_phase(tmp_path: Path) -> None:
     path = write(tmp_path, "ternary", SPLIT, {"new_stack_precision": "full"}, before=("standard",))
     report = train(
         load_config(path).config, RunRequest(directory=tmp_path / "run", reporter=Silent)
@@ -196,7 +194,7 @@ def test_split_leaves_a_part_out_in_a_phase_before_the_one_that_adds_it(tmp_path
         ),
     ],
 )
-def test_an_optimizer_that_cannot_train_what_comes_later_is_refused_with_the_config(
+def test_config_refuses_an_optimizer_of_other_later_parts(
     model: str, optimizer: Any, where: str, part: str, growth: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write(tmp_path, model, optimizer, growth)
@@ -207,7 +205,7 @@ def test_an_optimizer_that_cannot_train_what_comes_later_is_refused_with_the_con
         load_config(path)
 
 
-def test_an_optimizer_made_in_python_leaves_out_what_comes_later() -> None:
+def test_an_optimizer_in_python_ignores_later_parts() -> None:
     config = StackWiseConfig()
     config.model.d_model = 16
     config.model.vocab_size = 32

@@ -1,6 +1,4 @@
-"""The builder: what it returns, where stacks go, which adapters they get, what learns, what it
-saves.
-"""
+"""The builder: returned stacks, positions, adapters, learning, files."""
 
 from __future__ import annotations
 
@@ -63,14 +61,12 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def train(rack: nn.Module, steps: int = 4) -> None:
-    """A few steps on everything that learns."""
+    """Take a few steps on everything that learns."""
     trainable = collect_trainable(rack)
     votes = sign_votes(SignVotesConfig(accum_threshold=1), trainable) if trainable.ternary else None
-    floats = (
-        adamw(AdamWConfig(lr=0.01), Trainable(floats=trainable.floats))
-        if trainable.floats
-        else None
-    )
+    floats = None
+    if trainable.floats:
+        floats = adamw(AdamWConfig(lr=0.01), Trainable(floats=trainable.floats))
     for step in range(steps):
         ids = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(step))
         logits = rack(ids[:, :-1])
@@ -88,7 +84,7 @@ def train(rack: nn.Module, steps: int = 4) -> None:
 # --- where stacks go
 
 
-def test_the_new_stack_is_returned_and_ids_and_metadata_follow_it() -> None:
+def test_new_stacks_are_returned_with_stable_ids() -> None:
     builder = ProgressiveRackBuilder(
         config=config_with(), building_mode="append", default_precision="full"
     )
@@ -106,7 +102,7 @@ def test_the_new_stack_is_returned_and_ids_and_metadata_follow_it() -> None:
     assert list(rack.blocks) == [*third.blocks, *first.blocks, *second.blocks]
 
 
-def test_the_rack_is_always_the_same_object_and_current() -> None:
+def test_build_rack_returns_the_same_current_object() -> None:
     builder = builder_with()
     rack = builder.build_rack()
     embedding = rack.embedding
@@ -129,7 +125,7 @@ def test_a_stack_is_added_where_the_mode_says(mode: str, order: list[int]) -> No
         assert [stack.stack_id for stack in builder.build_rack().ordered_stacks] == order
 
 
-def test_past_max_stacks_there_is_a_value_error_and_the_rack_stays() -> None:
+def test_more_than_max_stacks_is_a_value_error() -> None:
     builder = builder_with(max_stacks=2)
     builder.append_stack()
     builder.append_stack()
@@ -143,7 +139,7 @@ def test_past_max_stacks_there_is_a_value_error_and_the_rack_stays() -> None:
         default.append_stack()
 
 
-def test_blocks_and_precision_come_from_the_config_unless_given() -> None:
+def test_blocks_and_precision_default_to_the_config() -> None:
     builder = builder_with(blocks_per_stack=2, new_stack_precision="half")
     assert (len(builder.append_stack().blocks), builder.append_stack().precision) == (2, "half")
     assert ProgressiveConfig().blocks_per_stack == 4
@@ -157,7 +153,7 @@ def test_blocks_and_precision_come_from_the_config_unless_given() -> None:
 
 @pytest.mark.parametrize("mode", ["append", "prepend"])
 @pytest.mark.parametrize("precision", ["full", "half", "bfloat16", "nvfp4", "ternary", "qlora"])
-def test_a_stack_changes_no_logit_at_birth_unless_told_otherwise(mode: str, precision: str) -> None:
+def test_a_new_stack_changes_no_logit_with_zero_residual(mode: str, precision: str) -> None:
     builder = builder_with(building_mode=mode, zero_residual=False)
     builder.add_stack()
     before = builder.build_rack()(tokens())
@@ -177,7 +173,7 @@ def test_a_stack_changes_no_logit_at_birth_unless_told_otherwise(mode: str, prec
     [("increasing", [16, 32, 64]), ("decreasing", [16, 8, 4]), ("linear", [16, 24, 32])],
 )
 @pytest.mark.parametrize("mode", ["append", "prepend"])
-def test_ranks_go_with_the_order_of_building(pattern: str, ranks: list[int], mode: str) -> None:
+def test_ranks_follow_the_order_of_building(pattern: str, ranks: list[int], mode: str) -> None:
     builder = builder_with(
         qlora_enabled=True,
         qlora_strategy="progressive",
@@ -190,7 +186,7 @@ def test_ranks_go_with_the_order_of_building(pattern: str, ranks: list[int], mod
         assert {adapter.down.weight.shape[0] for adapter in stack.adapter_modules()} == {rank}
 
 
-def test_the_trunk_gets_second_adapters_when_a_stack_arrives() -> None:
+def test_the_trunk_gets_second_adapters_with_each_new_stack() -> None:
     builder = builder_with(
         qlora_enabled=True,
         qlora_rank=4,
@@ -222,7 +218,7 @@ def test_the_trunk_gets_second_adapters_when_a_stack_arrives() -> None:
     }
 
 
-def test_a_stack_of_precision_qlora_has_adapters_on_the_base_that_the_config_says() -> None:
+def test_a_qlora_stack_has_adapters_on_the_configured_base() -> None:
     four_bit = builder_with().append_stack(precision="qlora")
     ternary = builder_with(qlora_base="ternary")
     assert set(four_bit.adapters) == {"stack"}
@@ -232,7 +228,7 @@ def test_a_stack_of_precision_qlora_has_adapters_on_the_base_that_the_config_say
     assert not any("codes" in name for name in stack.state_dict())
 
 
-def test_an_adapter_can_be_given_for_one_stack() -> None:
+def test_adapters_can_be_chosen_for_one_stack() -> None:
     builder = builder_with(adapter_dtype="float16")
     assert builder.append_stack(adapter=AdapterSpec(2, 4.0, "ternary")).adapters[
         "stack"
@@ -254,7 +250,7 @@ def test_an_adapter_can_be_given_for_one_stack() -> None:
         builder.append_stack(precision="qlora", adapter=False)
 
 
-def test_a_fault_leaves_the_rack_as_it_was() -> None:
+def test_an_error_leaves_the_rack_unchanged() -> None:
     builder = builder_with(
         qlora_enabled=True, qlora_strategy="variable", qlora_configs={0: {"rank": 2, "alpha": 4}}
     )
@@ -274,9 +270,7 @@ def test_a_fault_leaves_the_rack_as_it_was() -> None:
 
 @pytest.mark.parametrize("mode", ["append", "prepend"])
 @pytest.mark.parametrize("precision", ["full", "half", "bfloat16", "nvfp4", "ternary", "qlora"])
-def test_a_frozen_trunk_stays_bit_for_bit_while_the_new_stack_learns(
-    mode: str, precision: str
-) -> None:
+def test_a_frozen_trunk_is_bit_identical_after_training(mode: str, precision: str) -> None:
     builder = builder_with(
         building_mode=mode, qlora_enabled=True, qlora_rank=2, progressive_qlora=True
     )
@@ -296,9 +290,7 @@ def test_a_frozen_trunk_stays_bit_for_bit_while_the_new_stack_learns(
 
 @pytest.mark.parametrize("dtype", ["float32", "ternary"])
 @pytest.mark.parametrize("precision", ["full", "nvfp4", "ternary"])
-def test_in_a_qlora_trunk_adapters_change_in_attention_and_feed_forward_and_nothing_else(
-    precision: str, dtype: str
-) -> None:
+def test_only_adapters_of_a_qlora_trunk_change(precision: str, dtype: str) -> None:
     builder = builder_with(
         qlora_enabled=True,
         qlora_rank=4,
@@ -321,7 +313,7 @@ def test_in_a_qlora_trunk_adapters_change_in_attention_and_feed_forward_and_noth
             assert any(f"{part}.adapters.{name}.up" in key for key in changed), (part, name)
 
 
-def test_the_trunk_is_named_by_position_or_is_all_but_the_newest() -> None:
+def test_freezing_takes_positions_or_all_but_the_newest() -> None:
     builder = builder_with(building_mode="prepend", qlora_enabled=True)
     for _ in range(3):
         builder.add_stack()
@@ -339,14 +331,12 @@ def test_the_trunk_is_named_by_position_or_is_all_but_the_newest() -> None:
         builder.freeze_trunk([3])
 
 
-def test_a_stack_without_adapters_cannot_be_the_only_thing_to_learn_through_them() -> None:
+def test_freeze_all_but_qlora_needs_adapters() -> None:
     builder = builder_with()
     builder.append_stack(adapter={"rank": 2, "alpha": 4})
     builder.append_stack()
     builder.append_stack()
-    with pytest.raises(
-        UsageProblem, match="stack 1: only its adapters are to learn, and it has none"
-    ):
+    with pytest.raises(UsageProblem, match="stack 1: only its adapters can learn, and it has none"):
         builder.freeze_all_but_qlora()
     assert [stack.learning for stack in builder.build_rack().ordered_stacks] == ["all"] * 3
     four_bit = builder_with()
@@ -378,7 +368,7 @@ def saved(tmp_path: Path) -> tuple[ProgressiveRackBuilder, Path]:
     return builder, path
 
 
-def test_a_rack_with_both_sets_of_adapters_is_loaded_into_a_fresh_builder(tmp_path: Path) -> None:
+def test_save_and_load_keep_both_sets_of_adapters(tmp_path: Path) -> None:
     builder, path = saved(tmp_path)
     fresh = builder_with(**OPTIONS, seed=5)
     rack = fresh.load(path)
@@ -391,14 +381,12 @@ def test_a_rack_with_both_sets_of_adapters_is_loaded_into_a_fresh_builder(tmp_pa
     with safetensors.safe_open(path, framework="pt") as file:
         header = json.loads(file.metadata()["arb_ternary"])
     assert [entry["id"] for entry in header["structure"]["stacks"]] == [1, 0, 2, 3]
-    # What decides how weights are born only is no part of what they are: files from before such an
-    # option are read.
+    # Options of the initial weights are not stored, so that files from before such an option can be
+    # read.
     assert not {"layers", "zero_head", "zero_residual"} & header["model"].keys()
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder, path = saved(tmp_path)
     before = path.read_bytes()
 
@@ -412,7 +400,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_damaged_or_foreign_file_is_named(tmp_path: Path) -> None:
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     _, path = saved(tmp_path)
     whole = path.read_bytes()
     with pytest.raises(CheckpointError, match="no such file"):
@@ -427,11 +415,11 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path: Path) -> None:
 
     other = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"weight": torch.zeros(1)}, other)
-    with pytest.raises(CheckpointError, match="this is not a rack"):
+    with pytest.raises(CheckpointError, match="this is not the file of a rack"):
         builder_with().load(other)
 
 
-def test_a_rack_of_another_model_and_a_builder_that_has_stacks_are_refused(tmp_path: Path) -> None:
+def test_loading_needs_an_empty_builder_of_the_same_model(tmp_path: Path) -> None:
     builder, path = saved(tmp_path)
     with pytest.raises(UsageProblem, match="it has 4 stacks already"):
         builder.load(path)
@@ -443,7 +431,7 @@ def test_a_rack_of_another_model_and_a_builder_that_has_stacks_are_refused(tmp_p
         builder_with(**OPTIONS, time_interpretation="input").load(path)
 
 
-def test_a_structure_makes_the_same_rack_in_a_fresh_builder(tmp_path: Path) -> None:
+def test_a_structure_restores_the_rack_in_a_new_builder(tmp_path: Path) -> None:
     builder, _ = saved(tmp_path)
     builder.freeze_trunk()
     structure = json.loads(json.dumps(builder.build_rack().structure()))
@@ -454,7 +442,7 @@ def test_a_structure_makes_the_same_rack_in_a_fresh_builder(tmp_path: Path) -> N
     assert torch.equal(fresh.build_rack()(tokens()), builder.build_rack()(tokens()))
 
 
-def test_merging_gives_a_copy_without_adapters_that_computes_the_same() -> None:
+def test_a_merged_copy_computes_the_same() -> None:
     builder = builder_with(**OPTIONS)
     builder.append_stack()
     builder.append_stack(precision="nvfp4")
@@ -470,7 +458,7 @@ def test_merging_gives_a_copy_without_adapters_that_computes_the_same() -> None:
 # --- making a builder
 
 
-def test_a_builder_can_be_made_from_keywords_and_adopts_the_config_of_a_trainer() -> None:
+def test_a_builder_from_keywords_adopts_a_config() -> None:
     builder = ProgressiveRackBuilder(
         vocab_size=20, d_model=32, d_ff=48, n_heads=2, n_kv_heads=1, max_length=8
     )
@@ -493,7 +481,7 @@ def test_a_builder_can_be_made_from_keywords_and_adopts_the_config_of_a_trainer(
     assert own.append_stack().precision == "full"
 
 
-def test_a_builder_needs_to_know_the_model_once() -> None:
+def test_a_builder_needs_exactly_one_description_of_the_model() -> None:
     for arguments, message in (
         ({}, "needs a config, or vocab_size and d_model"),
         ({"d_model": 32}, "needs a config, or vocab_size and d_model"),
@@ -511,7 +499,7 @@ def test_a_builder_needs_to_know_the_model_once() -> None:
         contradictory.append_stack()
 
 
-def test_a_decoder_is_gone_on_with_and_so_is_a_rack() -> None:
+def test_a_builder_continues_a_decoder_or_a_rack() -> None:
     torch.manual_seed(0)
     decoder = Decoder(DecoderConfig(width=32, heads=2, layers=2, max_length=16, group_size=32), 20)
     # Layers with adapters are computed by torch's operations, others by kernels that add up in
@@ -538,7 +526,7 @@ def test_a_decoder_is_gone_on_with_and_so_is_a_rack() -> None:
     assert made.ordered_stacks[0].precision == "full"
 
 
-def test_time_as_input_gives_the_rack_a_time_embedding_made_as_the_config_says() -> None:
+def test_time_as_input_adds_the_configured_time_embedding() -> None:
     builder = builder_with(
         time_interpretation="input",
         time_embedding_dim=6,
@@ -556,7 +544,7 @@ def test_time_as_input_gives_the_rack_a_time_embedding_made_as_the_config_says()
     assert builder_with().build_rack().time_embedding is None
 
 
-def test_a_stack_can_be_made_from_the_config_by_itself() -> None:
+def test_create_stack_from_config_equals_the_builder() -> None:
     config = config_with(
         new_stack_precision="qlora", qlora_strategy="progressive", qlora_rank=2, seed=4
     )
@@ -571,7 +559,7 @@ def test_a_stack_can_be_made_from_the_config_by_itself() -> None:
     assert torch.equal(stack(x_BSD), x_BSD)
 
 
-def test_the_info_counts_what_is_there() -> None:
+def test_rack_info_counts_parameters_and_bytes() -> None:
     builder = builder_with(qlora_rank=2)
     builder.append_stack(n_blocks=2)
     builder.append_stack(precision="qlora")

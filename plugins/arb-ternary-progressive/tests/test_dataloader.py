@@ -78,7 +78,7 @@ def test_a_batch_has_every_key() -> None:
         assert set(batch) == KEYS | {"clm_mask", "combined_masks"}
 
 
-def test_mlm_hides_tokens_and_asks_for_them() -> None:
+def test_mlm_hides_tokens_and_predicts_them() -> None:
     given = samples()
     for batch, raw in zip(loader(given, stack_idx=3, final_depth=8), given, strict=True):
         masks = batch["masks"]
@@ -92,7 +92,7 @@ def test_mlm_hides_tokens_and_asks_for_them() -> None:
         assert (batch["stack_idx"], batch["training_objective"]) == (3, "mlm")
 
 
-def test_clm_leaves_inputs_alone_and_excludes_the_last_position() -> None:
+def test_clm_excludes_the_last_position() -> None:
     given = samples()
     for batch, raw in zip(loader(given, config={"training_objective": "clm"}), given, strict=True):
         tokens = raw["input_ids"]
@@ -104,7 +104,7 @@ def test_clm_leaves_inputs_alone_and_excludes_the_last_position() -> None:
         assert torch.equal(batch["loss_mask"], batch["combined_masks"])
 
 
-def test_custom_takes_targets_from_the_batch_and_needs_them() -> None:
+def test_custom_needs_targets_in_the_batch() -> None:
     given = [{**raw, "targets": raw["input_ids"] % 7} for raw in samples()]
     for batch, raw in zip(loader(given, training_objective="custom"), given, strict=True):
         assert torch.equal(batch["targets"], raw["targets"])
@@ -127,7 +127,7 @@ def test_other_keys_pass_through() -> None:
     assert torch.equal(batch["weight"], torch.ones(4))
 
 
-def test_batches_may_be_tensors_tuples_or_the_cores_own() -> None:
+def test_batches_may_be_tensors_tuples_or_core_batches() -> None:
     tokens = samples(1)[0]["input_ids"]
     ids = samples(1)[0]["sample_ids"]
     core = Batch(torch.cat((tokens, tokens[:, :1]), dim=1), ids)
@@ -164,7 +164,7 @@ def test_the_guides_loop_over_clm_batches_works() -> None:
 @pytest.mark.parametrize(
     "strategy", [TimeStepMasking(config()), MlmMasking(), ProgressiveMasking()]
 )
-def test_a_second_epoch_in_another_order_hides_every_sample_alike(strategy: Any) -> None:
+def test_masks_do_not_depend_on_the_order_of_samples(strategy: Any) -> None:
     given = samples()
     shuffled = [
         {"input_ids": raw["input_ids"][[2, 0, 3, 1]], "sample_ids": raw["sample_ids"][[2, 0, 3, 1]]}
@@ -190,7 +190,7 @@ def test_depth_decides_how_much_is_hidden() -> None:
     assert counts == [6, 16, 26, 36], "floor(40 * (.15, .40, .65, .90))"
 
 
-def test_the_rows_of_a_batch_have_their_own_times_where_time_is_sampled_by_sample() -> None:
+def test_time_sampling_by_sample_gives_each_row_a_time() -> None:
     made = loader(
         samples(1, 200), config={"time_interpretation": "input", "time_sampling": "sample"}
     )
@@ -202,7 +202,7 @@ def test_the_rows_of_a_batch_have_their_own_times_where_time_is_sampled_by_sampl
     assert torch.equal(batch["time"], (steps + 0.5) / 8)
 
 
-def test_with_time_as_input_each_batch_of_each_epoch_has_a_time_of_its_own() -> None:
+def test_time_as_input_is_drawn_for_each_batch_and_epoch() -> None:
     def epochs(**options: Any) -> list[list[int]]:
         made = loader(samples(12), config={"time_interpretation": "input"}, **options)
         return [[int(batch["time_step"][0]) for batch in made] for _ in range(2)]
@@ -215,7 +215,7 @@ def test_with_time_as_input_each_batch_of_each_epoch_has_a_time_of_its_own() -> 
     assert epochs(stack_idx=1) != [first, second]
 
 
-def test_with_time_as_input_cache_keys_tell_times_apart() -> None:
+def test_cache_keys_depend_on_time_as_input() -> None:
     made = loader(samples(1), config={"time_interpretation": "input"})
     seen: dict[int, set[tuple[int, ...]]] = {}
     for _ in range(20):
@@ -226,7 +226,7 @@ def test_with_time_as_input_cache_keys_tell_times_apart() -> None:
     assert len(set.union(*seen.values())) == len(seen)
 
 
-def test_nothing_comes_from_the_global_generator() -> None:
+def test_the_global_generator_is_not_used() -> None:
     before = torch.random.get_rng_state()
     list(loader(config={"time_interpretation": "input"}))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -236,7 +236,7 @@ def test_nothing_comes_from_the_global_generator() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 3, 4, 5])
-def test_it_goes_on_where_its_state_was_taken(taken: int) -> None:
+def test_it_continues_from_its_state(taken: int) -> None:
     def stream(made: ProgressiveDataLoader) -> Any:
         while True:
             yield from made
@@ -255,7 +255,7 @@ def test_it_goes_on_where_its_state_was_taken(taken: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(rest, expected[taken:], strict=True))
 
 
-def test_an_iterator_that_is_used_up_is_an_error() -> None:
+def test_an_exhausted_iterator_is_an_error() -> None:
     made = loader(iter(samples()))
     assert len(list(made)) == 3
     with pytest.raises(DataError, match="gives no batch in epoch 1"):
@@ -279,7 +279,7 @@ class Trunk(nn.Module):
         return hidden.cumsum(dim=1)
 
 
-def test_a_trunk_that_is_not_cached_runs_for_every_batch() -> None:
+def test_an_uncached_trunk_runs_for_every_batch() -> None:
     trunk = Trunk()
     made = loader(stack_idx=1, trunk_activations=trunk)
     for _ in range(2):
@@ -311,7 +311,7 @@ def test_a_cached_trunk_computes_every_sample_once() -> None:
     assert (made.activation_cache.misses, made.activation_cache.hits) == (12, 24)
 
 
-def test_a_trunk_that_changed_is_not_found_in_the_cache() -> None:
+def test_a_changed_trunk_misses_the_cache() -> None:
     trunk = Trunk()
     made = loader(stack_idx=1, trunk_activations=trunk, cache_activations=True)
     list(made)
@@ -342,7 +342,7 @@ def test_hidden_states_may_be_given_by_cache_key() -> None:
         list(loader(stack_idx=1, trunk_activations=by_id))
 
 
-def test_hidden_states_may_be_those_of_every_batch_or_come_from_a_function() -> None:
+def test_hidden_states_may_be_a_tensor_or_a_function() -> None:
     hidden = torch.randn(4, POSITIONS, 8)
     assert all(batch["trunk_activations"] is hidden for batch in loader(trunk_activations=hidden))
     made = loader(trunk_activations=lambda batch: batch["input_ids"].unsqueeze(2).float())
@@ -359,7 +359,7 @@ def test_hidden_states_of_another_shape_are_an_error() -> None:
         list(loader(trunk_activations=torch.zeros(3, POSITIONS, 8)))
 
 
-def test_a_trunk_that_learns_and_a_bare_function_cannot_be_cached() -> None:
+def test_learning_trunks_and_functions_are_not_cached() -> None:
     trunk = Trunk()
     trunk.table.requires_grad_(True)
     with pytest.raises(UsageProblem, match="can learn"):
@@ -389,14 +389,14 @@ def test_the_vocabulary_must_be_known_to_hide_tokens() -> None:
         loader(strategy=MlmMasking())
 
 
-def test_a_stack_beyond_the_final_depth_and_an_unknown_objective_are_errors() -> None:
+def test_unknown_stacks_and_objectives_are_errors() -> None:
     with pytest.raises(UsageProblem, match="a rack of 3 stacks has no stack 3"):
         loader(stack_idx=3, final_depth=3)
     with pytest.raises(ConfigError, match="training_objective: must be mlm, clm or custom"):
         loader(training_objective="mml")
 
 
-def test_the_mask_token_in_the_data_is_an_error_only_where_tokens_are_hidden() -> None:
+def test_the_mask_token_in_the_data_is_an_error_for_mlm_only() -> None:
     given = [{"input_ids": torch.full((2, POSITIONS), MASK)}]
     with pytest.raises(DataError, match="token id 59 at position 0 is the mask token"):
         list(loader(given))

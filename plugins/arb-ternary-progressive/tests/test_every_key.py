@@ -1,4 +1,4 @@
-"""Every key of the config has an effect that can be seen: two values of it, and what differs."""
+"""Every key of the config has a visible effect: two values of it, and what differs."""
 
 from __future__ import annotations
 
@@ -83,24 +83,24 @@ def grown(config: StackWiseConfig, stacks: int = 2) -> ProgressiveRackBuilder:
 
 
 def structure(config: StackWiseConfig) -> Any:
-    """What two stacks are made of."""
+    """Return the structure of a rack of two stacks."""
     return grown(config).build_rack().structure()
 
 
 def shapes(config: StackWiseConfig) -> Any:
-    """Names, shapes and dtypes of everything stored."""
+    """Return names, shapes and dtypes of everything stored."""
     state = grown(config).build_rack().state_dict()
     return [(name, tuple(value.shape), str(value.dtype)) for name, value in state.items()]
 
 
 def logits(config: StackWiseConfig) -> Any:
-    """What a rack of two stacks computes at birth."""
+    """Return the initial logits of a rack of two stacks."""
     with torch.no_grad():
         return grown(config).build_rack()(torch.arange(8)[None]).flatten().tolist()
 
 
 def most(config: StackWiseConfig) -> Any:
-    """How many stacks there can be."""
+    """Return the largest possible number of stacks."""
     builder = ProgressiveRackBuilder(config)
     for count in range(5):
         try:
@@ -111,7 +111,7 @@ def most(config: StackWiseConfig) -> Any:
 
 
 def longest(config: StackWiseConfig) -> Any:
-    """The longest sequence that is accepted."""
+    """Return the length of the longest sequence that is accepted."""
     rack = ProgressiveRackBuilder(config).build_rack()
     for length in range(1, 12):
         try:
@@ -122,28 +122,28 @@ def longest(config: StackWiseConfig) -> Any:
 
 
 def gradients(config: StackWiseConfig) -> Any:
-    """How ternary modules take their gradients."""
+    """Return the gradient precisions of ternary modules."""
     return {
         m.gradients for m in grown(config).build_rack().modules() if isinstance(m, TernaryLinear)
     }
 
 
 def history(config: StackWiseConfig) -> Any:
-    """The history of a run to three stacks."""
+    """Return the history of a run to three stacks."""
     builder = ProgressiveRackBuilder(config)
     records = ProgressiveTrainer(config).train_rack(builder, batches(), target_stacks=3)
     return [record.to_json() for record in records]
 
 
 def weights(config: StackWiseConfig) -> Any:
-    """The weights after a run to three stacks."""
+    """Return a digest of the weights after a run to three stacks."""
     builder = ProgressiveRackBuilder(config)
     ProgressiveTrainer(config).train_rack(builder, batches(), target_stacks=3)
     return digest(builder.build_rack())
 
 
 def work(config: StackWiseConfig) -> Any:
-    """How often a block ran in a run to three stacks, and to what weights."""
+    """Return how often a block runs in a run to three stacks."""
     count = 0
 
     def counted(module: nn.Module, *_: Any) -> None:
@@ -156,26 +156,26 @@ def work(config: StackWiseConfig) -> Any:
 
 
 def files(config: StackWiseConfig) -> Any:
-    """Whether a run leaves files in the cache's folder."""
+    """Return whether a run leaves files in the cache's folder."""
     weights(config)
     folder = config.training.progressive.cache_folder
     return folder is not None and any(Path(folder).rglob("*"))
 
 
 def time_steps(config: StackWiseConfig) -> Any:
-    """The time step of each of four stacks."""
+    """Return the time step of each of four stacks."""
     strategy = TimeStepMasking(config, final_depth=4)
     return [strategy.get_time_step_for_stack(stack_idx=stack) for stack in range(4)]
 
 
 def masks(config: StackWiseConfig) -> Any:
-    """The masks of the last of two stacks."""
+    """Return the masks of the last of two stacks."""
     strategy = TimeStepMasking(config, final_depth=2)
     return strategy.generate_masks_for_stack(batches()[0], stack_idx=1).tolist()
 
 
 def doubled(stack_idx: int, max_stacks: int, num_time_steps: int) -> int:
-    """A time mapping."""
+    """Map a stack to a time step."""
     return min(2 * stack_idx, num_time_steps - 1)
 
 
@@ -291,7 +291,7 @@ def test_the_table_has_every_key() -> None:
 
 
 @pytest.mark.parametrize("key", TABLE)
-def test_two_values_of_a_key_differ_in_what_is_seen(
+def test_each_key_has_a_visible_effect(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -299,5 +299,5 @@ def test_two_values_of_a_key_differ_in_what_is_seen(
     option = key.replace(".", "__")
     seen = [observe(small(**{**options, option: value})) for value in (first, second)]
     assert seen[0] != seen[1]
-    # And not because two runs differ anyway.
+    # Two equal runs do not differ.
     assert observe(small(**{**options, option: first})) == seen[0]

@@ -1,6 +1,4 @@
-"""The exporter ``merged`` on the command line: a run with both sets of adapters becomes a file
-without any.
-"""
+"""The exporter ``merged`` on the command line: a run with both sets of adapters is exported."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ phases:
 """
 
 
-def test_adapters_are_merged_into_what_is_exported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_are_merged_in_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
     Path("grown.yaml").write_text(CONFIG)
@@ -59,7 +55,9 @@ def test_adapters_are_merged_into_what_is_exported(
     assert weight.dtype == torch.float32
 
 
-def test_a_model_that_is_no_rack_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_is_not_a_rack_is_refused(tmp_path: Path) -> None:
     decoder = Decoder(DecoderConfig(width=16, heads=2, layers=1), 8)
-    with pytest.raises(UsageProblem, match="the model is a Decoder"):
+    with pytest.raises(
+        UsageProblem, match="must be a rack, whose adapters are merged, not a Decoder"
+    ):
         build(None).export(decoder, tmp_path / "file.safetensors", {})

@@ -1,7 +1,6 @@
-"""The usage examples of the guide, run as they are written; only their import lines are those of
-this package.
+"""The usage examples of the guide, unchanged except for their import lines.
 
-What the guide leaves undefined (the data, the model's size, cached activations) is small here.
+What the guide leaves undefined (the data, the size of the model, cached activations) is small here.
 """
 
 from __future__ import annotations
@@ -227,12 +226,12 @@ def custom_time_mapping(stack_idx, max_stacks, num_time_steps):
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the guide takes for granted when an example begins."""
+    """Return the names that the guide's examples use without defining them."""
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(CONFIG)
     config = StackWiseConfig.from_yaml("config.yaml")
     generator = torch.Generator().manual_seed(0)
-    # The last id of the vocabulary stands for a hidden token.
+    # The last id of the vocabulary is the mask token.
     samples = [{"input_ids": torch.randint(0, 23, (8,), generator=generator)} for _ in range(8)]
     return {
         "config": config,
@@ -413,7 +412,7 @@ def test_a_custom_time_mapping(names: dict[str, Any]) -> None:
     assert names["time_step"] == 100
 
 
-def test_the_trunk_stays_and_each_stack_learns_in_its_turn(names: dict[str, Any]) -> None:
+def test_each_stack_learns_in_turn_on_a_frozen_trunk(names: dict[str, Any]) -> None:
     seen: list[dict[int, dict[str, Tensor]]] = []
     from arb_ternary_progressive import ProgressiveTrainer
 

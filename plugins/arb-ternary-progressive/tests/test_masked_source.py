@@ -32,7 +32,7 @@ def test_characters_get_an_id_at_the_end() -> None:
     assert masked.vocabulary_size == 5
     assert masked.encode("cabz") == plain.encode("cabz") == [2, 0, 1, 3]
     assert from_json(masked.to_json()) == masked
-    with pytest.raises(DataError, match=r"holds U\+10FFFF"):
+    with pytest.raises(DataError, match=r"contains U\+10FFFF"):
         with_mask_token(masked)
 
 
@@ -59,11 +59,11 @@ def test_a_tokenizer_of_another_kind_is_refused() -> None:
     class Own:
         vocabulary_size = 3
 
-    with pytest.raises(DataError, match="a tokenizer of the class Own cannot get an id more"):
+    with pytest.raises(DataError, match="a tokenizer of the class Own cannot get another id"):
         with_mask_token(Own())
 
 
-def test_the_streams_stay_as_they_are(tmp_path: Path) -> None:
+def test_the_streams_are_unchanged(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 40)
     options = {"name": "text", "path": str(text), "tokenizer": "characters"}

@@ -1,4 +1,4 @@
-"""The strategies in runs of `arb train`, whose phase knows nothing of them."""
+"""The strategies in runs of `arb train` with the phase ``standard``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_only_hidden_tokens_count(tmp_path: Path) -> None:
     assert first["tokens"] == 8 * 4, "floor(32 * 0.15) of each of 8 rows"
 
 
-def test_characters_need_a_mask_token_of_their_own(tmp_path: Path) -> None:
+def test_characters_need_their_own_mask_token(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     with pytest.raises(DataError, match="is the mask token, and the data uses it"):
         run(tmp_path / "bare", CHARACTERS, "mlm")

@@ -1,4 +1,4 @@
-"""Which positions are hidden, and what stands in their place."""
+"""Hidden positions, and the replacement of their tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def test_the_count_is_the_floor_of_positions_times_share(positions: int, percent
 
 
 @given(st.integers(0, 4096), st.floats(0, 1))
-def test_the_count_differs_from_floating_point_only_where_that_rounds(
-    positions: int, share: float
-) -> None:
+def test_the_count_tolerates_rounding_errors(positions: int, share: float) -> None:
     assert hidden_count(positions, share) - math.floor(positions * share) in {0, 1}
     assert hidden_count(positions, share) == math.floor(positions * share) or (
         math.ceil(positions * share) - positions * share < 2e-9
@@ -47,10 +45,8 @@ def test_exactly_the_floor_is_hidden_in_every_row(
     assert hidden.sum(dim=1).tolist() == [hidden_count(positions, share)] * rows
 
 
-def test_the_positions_are_those_of_the_smallest_hashes() -> None:
-    """Restated from the definition of the counter hash: index = id S + s, stream = CRC-32 of the
-    name.
-    """
+def test_positions_have_the_smallest_hashes() -> None:
+    """Restate the counter hash: index = id S + s, stream = CRC-32 of the name."""
     positions = 16
     seed = 7
     key = time_key(0.5)
@@ -63,7 +59,7 @@ def test_the_positions_are_those_of_the_smallest_hashes() -> None:
     assert found[1].numpy().tolist() == expected.tolist()
 
 
-def test_a_mask_is_a_function_of_sample_id_time_and_seed_alone() -> None:
+def test_a_mask_depends_on_sample_time_and_seed_alone() -> None:
     ids = torch.tensor([5, 9, 1 << 61, 12])
     keys = [1, 2, 1, 2]
     shares = [0.3, 0.4, 0.3, 0.4]
@@ -113,7 +109,7 @@ def replaced(tokens: torch.Tensor, hidden: torch.Tensor, **changes: object) -> t
     return corrupt(tokens, hidden, torch.arange(len(tokens)), [0] * len(tokens), 0, **options)
 
 
-def test_of_hidden_tokens_80_percent_are_masked_10_random_10_kept() -> None:
+def test_replacement_shares_are_80_10_10() -> None:
     rows = 2000
     positions = 50
     tokens = torch.full((rows, positions), 11)
@@ -127,7 +123,7 @@ def test_of_hidden_tokens_80_percent_are_masked_10_random_10_kept() -> None:
         assert abs(found / count - share) < 5 * math.sqrt(share * (1 - share) / count)
 
 
-def test_random_tokens_are_all_but_the_mask_token_and_equally_likely() -> None:
+def test_random_tokens_are_uniform_without_the_mask_token() -> None:
     tokens = torch.zeros(1000, 49, dtype=torch.int64)
     hidden = torch.ones_like(tokens, dtype=torch.bool)
     inputs = replaced(tokens, hidden, mask_token=20, mask_share=0.0, random_share=1.0)
@@ -146,8 +142,8 @@ def test_only_hidden_positions_change() -> None:
     assert torch.equal(inputs[~hidden], tokens[~hidden])
 
 
-def test_what_replaces_a_token_does_not_depend_on_it() -> None:
-    """Otherwise the input would tell the target."""
+def test_the_replacement_does_not_depend_on_the_token() -> None:
+    """Check that the input does not reveal the target."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.ones(64, 40, dtype=torch.bool)
     first, second = (torch.randint(0, 49, (64, 40), generator=generator) for _ in range(2))
@@ -157,12 +153,12 @@ def test_what_replaces_a_token_does_not_depend_on_it() -> None:
     assert torch.equal(one[~kept], other[~kept])
 
 
-def test_a_vocabulary_of_the_mask_token_alone_has_no_random_tokens() -> None:
+def test_random_tokens_need_another_token() -> None:
     tokens = torch.zeros(1, 4, dtype=torch.int64)
-    with pytest.raises(ConfigError, match="no token besides the mask token"):
+    with pytest.raises(ConfigError, match="no token but the mask token"):
         replaced(tokens, torch.ones_like(tokens, dtype=torch.bool), vocabulary_size=1, mask_token=0)
 
 
-def test_no_time_has_a_key_of_its_own() -> None:
+def test_no_time_has_its_own_key() -> None:
     assert time_key(None) == 0
     assert len({time_key(None), time_key(0.0), time_key(0.5), time_key(1.0)}) == 4

@@ -1,6 +1,4 @@
-"""NVFP4 against a restatement in numpy that tries every code, and against the format's own
-tables.
-"""
+"""NVFP4 against a restatement in numpy that tries every code, and against the format's tables."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from arb_ternary_progressive.nvfp4 import BLOCK, E2M1, pack_nvfp4, unpack_nvfp4
 
 
 def every_e4m3() -> np.ndarray:
-    """All finite values of E4M3 (bias 7, 3 bits of mantissa, no infinity) that are not negative, by
-    its definition.
+    """Return all finite non-negative values of E4M3 by its definition: bias 7, 3 bits of mantissa,
+    no infinity.
     """
     values = [mantissa / 8 * 2.0**-6 for mantissa in range(8)]
     values += [
@@ -28,7 +26,7 @@ def every_e4m3() -> np.ndarray:
 
 
 def every_e2m1() -> np.ndarray:
-    """The magnitudes of E2M1 (bias 1, 1 bit of mantissa), by its definition."""
+    """Return the magnitudes of E2M1 by its definition: bias 1, 1 bit of mantissa."""
     return np.array(
         [0.0, 0.5]
         + [
@@ -44,7 +42,7 @@ CODES = every_e2m1()
 
 
 def nearest(value: float, table: np.ndarray) -> float:
-    """The nearest entry; of two as near, the one with an even index, as IEEE rounding does."""
+    """Return the nearest entry; ties go to the even index, as in IEEE rounding."""
     distance = np.abs(table - value)
     candidates = np.flatnonzero(distance == distance.min())
     even = [index for index in candidates if index % 2 == 0]
@@ -52,7 +50,7 @@ def nearest(value: float, table: np.ndarray) -> float:
 
 
 def restated(weight: np.ndarray) -> np.ndarray:
-    """The quantised matrix, block by block."""
+    """Return the quantised matrix, block by block."""
     tensor_scale = np.float32(np.abs(weight).max()) / np.float32(6 * 448)
     result = np.zeros_like(weight)
     for row in range(weight.shape[0]):
@@ -76,7 +74,7 @@ def test_the_tables_are_those_of_the_format() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 64), (2, 20), (5, 16), (1, 1)])
-def test_a_matrix_is_quantised_as_the_restatement_says(rows: int, columns: int) -> None:
+def test_quantisation_equals_the_restatement(rows: int, columns: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(rows, columns, generator=generator) * torch.rand(
         rows, 1, generator=generator
@@ -90,7 +88,7 @@ def test_a_matrix_is_quantised_as_the_restatement_says(rows: int, columns: int) 
     np.testing.assert_array_equal(unpack_nvfp4(packed, columns).numpy(), restated(weight.numpy()))
 
 
-def test_codes_lie_two_to_a_byte_the_first_in_the_low_half() -> None:
+def test_two_codes_are_packed_per_byte() -> None:
     # The largest weight is 6 * 448, so that the tensor scale is 1 and the block's scale 448.
     block = (
         torch.tensor(
@@ -124,14 +122,14 @@ def test_codes_lie_two_to_a_byte_the_first_in_the_low_half() -> None:
     assert torch.equal(unpack_nvfp4(packed, 16), block)
 
 
-def test_half_way_between_two_codes_the_even_one_is_taken() -> None:
+def test_ties_go_to_the_even_code() -> None:
     halves = torch.tensor([[0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]]) * 448
     expected = torch.tensor([[0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0]]) * 448
     assert torch.equal(unpack_nvfp4(pack_nvfp4(halves), 8), expected)
     assert torch.equal(unpack_nvfp4(pack_nvfp4(-halves), 8), -expected)
 
 
-def test_zero_stays_zero_and_what_is_not_finite_is_refused() -> None:
+def test_zero_stays_zero_and_non_finite_is_refused() -> None:
     assert torch.equal(unpack_nvfp4(pack_nvfp4(torch.zeros(2, 16)), 16), torch.zeros(2, 16))
     with pytest.raises(ValueError, match="not finite"):
         pack_nvfp4(torch.tensor([[1.0, float("nan")]]))
@@ -141,9 +139,7 @@ def test_zero_stays_zero_and_what_is_not_finite_is_refused() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([1e-6, 1.0, 1e4]))
-def test_quantising_twice_changes_no_bit_and_errors_stay_within_half_a_step(
-    seed: int, size: float
-) -> None:
+def test_quantisation_is_idempotent_and_within_half_a_step(seed: int, size: float) -> None:
     weight = torch.randn(4, 32, generator=torch.Generator().manual_seed(seed)) * size
     packed = pack_nvfp4(weight)
     once = unpack_nvfp4(packed, 32)

@@ -1,4 +1,4 @@
-"""What is asked of the model, and where it counts."""
+"""Objectives: targets, and the positions that count."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def ask(objective: str, **extras: torch.Tensor) -> ObjectiveBatch:
     )
 
 
-def test_mlm_asks_for_the_tokens_themselves_where_they_are_hidden() -> None:
+def test_mlm_targets_are_the_hidden_tokens() -> None:
     asked = ask("mlm")
     assert torch.equal(asked.targets, TOKENS)
     assert torch.equal(asked.loss_mask, MASKS)
     assert asked.clm_mask is None
 
 
-def test_clm_asks_for_the_next_token_and_never_counts_the_last_position() -> None:
+def test_clm_targets_are_the_next_tokens() -> None:
     asked = ask("clm")
     assert asked.targets.tolist() == [[5, 6, 7, 7], [9, 1, 2, 2]]
     assert asked.clm_mask.tolist() == [[True, True, True, False]] * 2
     assert asked.loss_mask.tolist() == [[True, False, True, False], [False, True, False, False]]
 
 
-def test_custom_takes_the_targets_of_the_batch() -> None:
+def test_custom_targets_come_from_the_batch() -> None:
     targets = torch.tensor([[0, 1, IGNORED, 3], [4, 5, 6, IGNORED]])
     asked = ask("custom", targets=targets)
     assert asked.loss_mask.tolist() == [[True, False, False, True], [False, True, False, False]]
@@ -52,14 +52,14 @@ def test_custom_takes_the_targets_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize("objective", ["mlm", "clm", "custom"])
-def test_a_loss_mask_of_the_dataloader_restricts_every_objective(objective: str) -> None:
+def test_a_loss_mask_restricts_every_objective(objective: str) -> None:
     allowed = torch.tensor([[True, False, False, False]] * 2)
     given = {"targets": TOKENS} if objective == "custom" else {}
     asked = ask(objective, loss_mask=allowed, **given)
     assert asked.loss_mask.tolist() == [[True, False, False, False], [False] * 4]
 
 
-def test_custom_without_targets_and_targets_without_custom_are_errors() -> None:
+def test_custom_and_targets_need_each_other() -> None:
     with pytest.raises(DataError, match="no 'targets'"):
         ask("custom")
     for objective in ("mlm", "clm"):
@@ -83,7 +83,7 @@ def test_the_loss_counts_only_where_the_mask_is_set() -> None:
     assert torch.equal(logits.grad.abs().sum(dim=2) > 0, MASKS)
 
 
-def test_the_loss_of_nothing_is_0_and_has_a_graph() -> None:
+def test_the_loss_of_no_position_is_0_with_a_graph() -> None:
     logits = torch.randn(2, 4, 10, requires_grad=True)
     batch = MaskedBatch(TOKENS, TOKENS, torch.zeros_like(MASKS))
     loss = masked_loss(logits, batch)

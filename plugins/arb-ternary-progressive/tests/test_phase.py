@@ -1,5 +1,5 @@
-"""The phase ``progressive`` in whole runs: the conformance suite, and what the phase promises
-beyond it.
+"""The phase ``progressive`` in whole runs: the conformance suite, and further promises of the
+phase.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class TestQlora(PhaseSuite):
 
 
 class TestAtOnce(PhaseSuite):
-    """All stacks from the first step on."""
+    """All stacks are trained from the first step."""
 
     component = "progressive"
     options: ClassVar[Any] = {**STEPS, "enabled": False}
 
 
 class TestPrependedWithTimeAsInput(PhaseSuite):
-    """From right to left, with hidden tokens and a time that is drawn."""
+    """Stacks are built from right to left, with hidden tokens and a drawn time."""
 
     component = "progressive"
     options: ClassVar[Any] = {
@@ -112,9 +112,7 @@ class TestPrependedWithTimeAsInput(PhaseSuite):
 
 @pytest.mark.slow
 class TestCacheOnDisk(PhaseSuite):
-    """What a run that was killed left in the cache's folder is used by the one that continues
-    it.
-    """
+    """A run that was killed leaves a cache folder, which the resumed run uses."""
 
     component = "progressive"
     steps = 4
@@ -175,8 +173,9 @@ def weights(run: RunDirectory, step: int) -> dict[str, Tensor]:
 
 
 def changed(run: RunDirectory, first: int, last: int) -> set[str]:
-    """Names of the tensors that differ between the checkpoints of two steps, among those that both
-    have.
+    """Return the names of tensors that differ between the checkpoints of two steps.
+
+    Only tensors that both have are compared.
     """
     before = weights(run, first)
     after = weights(run, last)
@@ -188,7 +187,7 @@ def stack_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("model", [TERNARY, FLOAT], ids=["ternary", "float"])
-def test_an_appended_stack_learns_with_the_output_end_and_the_frozen_trunk_stays_bit_for_bit(
+def test_an_appended_stack_leaves_the_trunk_bit_identical(
     tmp_path: Path, model: dict[str, Any]
 ) -> None:
     optimizer = {"name": "adamw"} if model is FLOAT else {"name": "scaled_votes"}
@@ -201,7 +200,7 @@ def test_an_appended_stack_learns_with_the_output_end_and_the_frozen_trunk_stays
     assert not {name for name in changed(run, 3, 6) if stack_of(name) in ("embedding", "blocks.0")}
 
 
-def test_a_prepended_stack_learns_with_the_embedding_and_what_lies_above_stays_bit_for_bit(
+def test_a_prepended_stack_leaves_the_trunk_bit_identical(
     tmp_path: Path,
 ) -> None:
     run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 3, "building_mode": "prepend"})
@@ -225,7 +224,7 @@ def test_a_shared_table_belongs_to_the_trunk(tmp_path: Path, building_mode: str)
     assert "embedding" in {stack_of(name) for name in changed(run, 1, 2)}
 
 
-def test_of_a_qlora_trunk_only_adapters_change_and_all_of_them_do(tmp_path: Path) -> None:
+def test_all_adapters_of_a_qlora_trunk_learn_and_nothing_else(tmp_path: Path) -> None:
     run = grow(
         tmp_path,
         TestQlora.options | {"steps_per_stack": 4, "eval_every": 0, "eval_batches": 8},
@@ -243,8 +242,7 @@ def test_of_a_qlora_trunk_only_adapters_change_and_all_of_them_do(tmp_path: Path
 # --- the cache
 
 
-# Three runs each: as it is and by far the most rounded each time; bfloat16 is tried on the cache
-# itself.
+# Three runs each. bfloat16, which the tests of the cache cover, is slow.
 @pytest.mark.parametrize("model", [TERNARY, FLOAT], ids=["ternary", "float"])
 @pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "int8"]
@@ -271,7 +269,7 @@ def test_a_run_with_the_cache_equals_one_that_recomputes(
         assert run.metrics_file.read_bytes() == runs[0].metrics_file.read_bytes()
     log = (runs[0].path / "logs" / "train.log").read_text()
     assert "evicted" in log
-    # Two shuffled passes for each of the stacks 1 and 2: no sample is missed twice.
+    # Two shuffled epochs for each of the stacks 1 and 2: no sample is missed twice.
     asked = re.findall(r"cache: ([\d,]+) hits of ([\d,]+), ([\d,]+) samples", log)
     assert len(asked) == 2
     for found in asked:
@@ -283,7 +281,7 @@ def train_stream(folder: Path) -> Any:
     return make_choice("data", "text", {"path": str(folder / "text.txt")}).build().train
 
 
-def test_with_a_time_for_each_sample_too(tmp_path: Path) -> None:
+def test_the_cache_equals_recomputing_with_sample_times(tmp_path: Path) -> None:
     options = {
         "target_stacks": 2,
         "steps_per_stack": 8,
@@ -305,14 +303,14 @@ def test_with_a_time_for_each_sample_too(tmp_path: Path) -> None:
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
-def test_where_there_is_nothing_to_cache_it_says_so(tmp_path: Path) -> None:
+def test_an_unused_cache_is_reported(tmp_path: Path) -> None:
     run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 1, "building_mode": "prepend"})
     log = (run.path / "logs" / "train.log").read_text()
     assert "stack 0: the activation cache" not in log
     assert "stack 1: the activation cache is not used: the new stack lies below the trunk" in log
 
 
-def test_a_folder_is_used_again_by_a_run_whose_trunk_is_the_same(tmp_path: Path) -> None:
+def test_a_cache_folder_serves_a_run_with_the_same_trunk(tmp_path: Path) -> None:
     options = {"target_stacks": 2, "cache_folder": str(tmp_path / "cache")}
     asked = []
     for name in ("first", "second"):
@@ -339,7 +337,7 @@ HIDDEN = (1, 2, 2, 3, 4, 5, 6, 6)
         ({"building_mode": "prepend"}, [0, 3, 7]),
     ],
 )
-def test_each_stack_is_trained_at_the_time_step_that_its_depth_is_mapped_to(
+def test_each_stack_is_trained_at_its_time_step(
     tmp_path: Path, options: dict[str, Any], steps: list[int]
 ) -> None:
     run = grow(tmp_path, options, model={**TERNARY, "causal": False}, masking={"name": "time_step"})
@@ -350,7 +348,7 @@ def test_each_stack_is_trained_at_the_time_step_that_its_depth_is_mapped_to(
 
 @pytest.mark.parametrize("sampling", ["batch", "sample"])
 @pytest.mark.parametrize("mode", ["append", "prepend"])
-def test_the_time_that_enters_the_model_is_the_one_at_which_its_tokens_are_hidden(
+def test_the_model_gets_the_time_of_its_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, sampling: str
 ) -> None:
     embed = Rack.embed
@@ -387,10 +385,10 @@ def test_the_time_that_enters_the_model_is_the_one_at_which_its_tokens_are_hidde
     assert len(set(seen)) > 3
 
 
-# --- what it leaves
+# --- results
 
 
-def test_the_history_has_one_entry_a_stack_and_the_loss_does_not_jump_at_a_birth(
+def test_the_history_has_one_record_per_stack(
     tmp_path: Path,
 ) -> None:
     run = grow(
@@ -438,7 +436,7 @@ def _fields(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_new_stack_is_the_identity_at_birth(tmp_path: Path) -> None:
+def test_a_new_stack_is_the_identity(tmp_path: Path) -> None:
     run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 1})
     before = load_run(run.checkpoints / "step-00000001")
     builder = ProgressiveRackBuilder.from_model(
@@ -451,7 +449,7 @@ def test_a_new_stack_is_the_identity_at_birth(tmp_path: Path) -> None:
         assert torch.equal(builder.build_rack()(tokens), wanted)
 
 
-def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path: Path) -> None:
+def test_a_grown_run_evaluates_generates_and_trains_on(tmp_path: Path) -> None:
     run = grow(tmp_path, {"target_stacks": 2, "building_mode": "prepend", "eval_every": 100})
     trained = load_run(run.path, backend="torch")
     report = json.loads(run.result_file.read_text())
@@ -480,11 +478,11 @@ def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path
 
 
 @pytest.mark.parametrize("precision", ["full", "half", "bfloat16", "ternary", "qlora"])
-def test_new_stacks_have_the_precision_that_is_asked_for(tmp_path: Path, precision: str) -> None:
+def test_new_stacks_have_the_configured_precision(tmp_path: Path, precision: str) -> None:
     optimizer = TestQlora.run["optimizer"]
     options = {"target_stacks": 2, "new_stack_precision": precision, "steps_per_stack": 2}
     model = {**TERNARY, "float_parts": ["head"]}
-    # While a float stack is trained nothing ternary learns: the optimizer's part for it rests.
+    # While a float stack is trained, nothing ternary learns.
     run = grow(tmp_path, options, model=model, optimizer=optimizer)
     assert [entry["precision"] for entry in _structure(run)["stacks"]] == ["ternary", precision]
     assert "blocks.1" in {stack_of(name) for name in changed(run, 3, 4)}
@@ -493,7 +491,7 @@ def test_new_stacks_have_the_precision_that_is_asked_for(tmp_path: Path, precisi
 # --- options
 
 
-def test_stacks_can_be_made_at_once_and_trained_end_to_end_for_as_many_steps(
+def test_stacks_trained_at_once_take_as_many_steps(
     tmp_path: Path,
 ) -> None:
     run = grow(tmp_path, {"enabled": False, "target_stacks": 3, "steps_per_stack": 2})
@@ -501,7 +499,7 @@ def test_stacks_can_be_made_at_once_and_trained_end_to_end_for_as_many_steps(
     (entry,) = [record for record in records if record["event"] == "stack"]
     assert (entry["index"], entry["trunk"], entry["steps"]) == (2, "none", 6)
     assert len([record for record in records if record["event"] == "train"]) == 6
-    # From the first step on in all of them, and in what lies at both ends.
+    # All stacks and both ends learn from the first step.
     assert {stack_of(name) for name in changed(run, 1, 6)} >= {
         "embedding",
         "blocks.0",
@@ -512,7 +510,7 @@ def test_stacks_can_be_made_at_once_and_trained_end_to_end_for_as_many_steps(
     assert [entry["id"] for entry in _structure(run)["stacks"]] == [0, 1, 2]
 
 
-def test_a_run_continued_from_its_last_checkpoint_writes_no_stack_down_twice(
+def test_resuming_a_finished_run_records_no_stack_twice(
     tmp_path: Path,
 ) -> None:
     # Two stacks of two steps, saved after step 3 and at the end of the phase.
@@ -535,9 +533,7 @@ def test_a_run_continued_from_its_last_checkpoint_writes_no_stack_down_twice(
         ({"trunk_stratgy": "frozen"}, "trunk_strategy"),
     ],
 )
-def test_options_that_contradict_each_other_are_errors(
-    options: dict[str, Any], message: str
-) -> None:
+def test_contradicting_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         make_choice("phase", "progressive", options)
     assert message in str(refused.value)
@@ -565,7 +561,7 @@ def test_options_that_contradict_each_other_are_errors(
         ),
     ],
 )
-def test_what_a_run_cannot_do_is_an_error_that_names_the_option(
+def test_what_a_run_cannot_do_names_the_option(
     tmp_path: Path, options: dict[str, Any], parts: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -583,7 +579,7 @@ def test_an_epoch_has_every_sample_once(tmp_path: Path) -> None:
     assert entry["steps"] == math.ceil(((len(train_stream(tmp_path)) - 1) // 8) / 7)
 
 
-def test_a_stop_during_the_evaluation_after_a_stack_loses_nothing(
+def test_a_stop_during_an_evaluation_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = TestTernary()
@@ -611,7 +607,7 @@ def test_a_stop_during_the_evaluation_after_a_stack_loses_nothing(
     assert states[0] == states[1]
 
 
-def test_an_option_of_the_command_for_a_key_that_the_phase_lacks_is_an_error(
+def test_a_command_option_without_a_key_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "run.yaml"

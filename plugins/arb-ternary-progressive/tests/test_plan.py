@@ -1,4 +1,4 @@
-"""``arb progressive plan``: what it says of a run is what the run then turns out to be and need."""
+"""``arb progressive plan``: the plan of a run equals what the run needs."""
 
 from __future__ import annotations
 
@@ -63,23 +63,18 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of every tensor in nested dicts and lists."""
+    """Return the bytes of all tensors in nested dicts and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
-    items = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    return sum(map(nbytes, items))
+    if isinstance(value, dict):
+        return sum(map(nbytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(nbytes, value))
+    return 0
 
 
 def kept_by(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """What ``forward`` returns, and the bytes of the storages that it leaves for the backward
-    pass.
-    """
+    """Return the result of ``forward`` and the bytes that autograd saves for the backward."""
     own = {each.untyped_storage().data_ptr() for each in (*rack.parameters(), *rack.buffers())}
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(
@@ -124,7 +119,7 @@ def measured(path: Path) -> list[dict[str, int]]:
         tensors = {id(each): each.nbytes for each in (*rack.parameters(), *rack.buffers())}
         if stream is not None:
             cache.keep_only((stream.version,))
-        # What a ternary module holds within a step, outside its buffers.
+        # Working memory of ternary modules within a step, outside their buffers.
         working = [
             value
             for _, module in ternary_modules(rack)
@@ -156,7 +151,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_planned_is_what_is_then_measured(write: Callable[..., Path], case: str) -> None:
+def test_the_plan_equals_the_measured_run(write: Callable[..., Path], case: str) -> None:
     model, optimizer, more = CASES[case]
     path = write(model, optimizer, more)
     plan = plan_file(path)
@@ -175,7 +170,7 @@ def test_what_is_planned_is_what_is_then_measured(write: Callable[..., Path], ca
             assert stage.trainable == found["trainable"]
 
 
-def test_votes_that_an_optimizer_may_have_to_undo_are_counted(
+def test_undoable_votes_are_counted(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write()
@@ -193,7 +188,7 @@ def test_votes_that_an_optimizer_may_have_to_undo_are_counted(
     assert undone - plain == kept + sum(each.nbytes for each in statistics if each is not None)
 
 
-def test_stacks_that_are_trained_at_once_have_one_plan(write: Callable[..., Path]) -> None:
+def test_stacks_trained_at_once_have_one_plan(write: Callable[..., Path]) -> None:
     (stage,) = plan_file(write(FLOAT, "{name: adamw}", ", enabled: false"))
     grown = plan_file(write(FLOAT, "{name: adamw}"))[-1]
     assert (stage.index, stage.depth, stage.trunk, stage.memory.cache) == (2, 8, "none", 0)
@@ -202,7 +197,7 @@ def test_stacks_that_are_trained_at_once_have_one_plan(write: Callable[..., Path
     assert stage.memory.activations > 2 * grown.memory.activations
 
 
-def test_activations_are_what_the_backward_pass_keeps(write: Callable[..., Path]) -> None:
+def test_activations_are_the_tensors_saved_for_backward(write: Callable[..., Path]) -> None:
     from arb_ternary_progressive.plan import kept_for_backward
 
     path = write(FLOAT, "{name: adamw}")
@@ -213,17 +208,17 @@ def test_activations_are_what_the_backward_pass_keeps(write: Callable[..., Path]
     batch = MaskedBatch(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool))
     _, kept = kept_for_backward(model, lambda: masked_loss(model(tokens), batch))
     assert planned[0].memory.activations == pytest.approx(kept, rel=0.02)
-    # The stacks above a frozen trunk keep what three blocks keep, however deep the trunk is.
+    # A stack of three blocks on a frozen trunk saves the same, however deep the trunk is.
     assert planned[1].memory.activations == pytest.approx(planned[2].memory.activations, rel=0.02)
     assert planned[1].memory.activations > planned[0].memory.activations
 
 
-def test_a_saved_tensor_counts_once_and_weights_do_not_count() -> None:
+def test_a_saved_tensor_counts_once_and_weights_never() -> None:
     from arb_ternary_progressive.plan import kept_for_backward
 
     linear = torch.nn.Linear(8, 8, bias=False)
     x = torch.randn(4, 8)
-    # The first product keeps x, the second keeps its input; the weight is the module's own.
+    # The first product saves x, the second its input; the weight belongs to the module.
     _, kept = kept_for_backward(linear, lambda: linear(linear(x)).sum())
     assert kept == 2 * x.nbytes
 
@@ -246,7 +241,7 @@ def test_the_cache_keeps_to_its_budget_and_its_format(write: Callable[..., Path]
     ] == [0, 0, 0]
 
 
-def test_times_go_over_the_whole_range(write: Callable[..., Path]) -> None:
+def test_time_steps_span_the_whole_range(write: Callable[..., Path]) -> None:
     plan = plan_file(write(masking="time_step", model=", causal: false"))
     assert [(stage.time_step, stage.hidden_share) for stage in plan] == [
         (0, 0.15),
@@ -259,7 +254,7 @@ def test_times_go_over_the_whole_range(write: Callable[..., Path]) -> None:
     assert [(stage.time_step, stage.hidden_share) for stage in drawn] == [(None, None)] * 3
 
 
-def test_the_command_prints_it(
+def test_the_command_prints_the_plan(
     write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write()
@@ -282,7 +277,7 @@ def test_the_command_prints_it(
     ]
 
 
-def test_a_config_of_training_in_python_can_be_planned_too(
+def test_a_config_of_training_in_python_can_be_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "guide.yaml"

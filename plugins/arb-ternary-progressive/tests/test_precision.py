@@ -1,6 +1,4 @@
-"""What a stack is stored in: the stored values and bytes are read, and what is computed follows
-from them.
-"""
+"""The formats of a stack: stored values and bytes, and what is computed from them."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def test_a_float_stack_stores_parameters_of_its_dtype(
 def test_a_four_bit_stack_stores_codes_and_block_scales(precision: str) -> None:
     stack = stack_of(precision)
     assert list(stack.parameters()) == []
-    # Half a byte a weight, a byte for each 16, and 4 bytes a matrix.
+    # Half a byte per weight, a byte per 16 weights, and 4 bytes per matrix.
     assert stack.nbytes() == WEIGHTS // 2 + WEIGHTS // 16 + 6 * 4
     assert stack.count() == (WEIGHTS, 0)
     full = dict(stack_of("full").named_modules())
@@ -81,14 +79,14 @@ def test_a_four_bit_stack_stores_codes_and_block_scales(precision: str) -> None:
             assert module.scales.dtype == torch.float8_e4m3fn
 
 
-def test_a_ternary_stack_is_of_core_s_ternary_linears() -> None:
+def test_a_ternary_stack_has_the_cores_linears() -> None:
     stack = stack_of("ternary")
     assert list(stack.parameters()) == []
     assert all(isinstance(linear, TernaryLinear) for linear in linears(stack))
     assert stack.count() == (WEIGHTS, WEIGHTS)
 
 
-def test_a_qlora_stack_can_stand_on_a_ternary_base_that_never_learns() -> None:
+def test_a_ternary_base_of_qlora_never_learns() -> None:
     torch.manual_seed(3)
     stack = Stack(0, 1, CONFIG, precision="qlora", base="ternary")
     stack.add_adapters("stack", AdapterSpec(2, 4.0))
@@ -101,7 +99,7 @@ def test_a_qlora_stack_can_stand_on_a_ternary_base_that_never_learns() -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("zero", [True, False])
-def test_a_stack_is_the_identity_at_birth_only_if_asked(precision: str, zero: bool) -> None:
+def test_a_new_stack_is_the_identity_only_on_request(precision: str, zero: bool) -> None:
     config = DecoderConfig(
         width=32,
         heads=2,
@@ -164,7 +162,7 @@ def test_autocast_computes_in_its_dtype() -> None:
 
 
 @pytest.mark.parametrize("precision", ["half", "bfloat16", "nvfp4", "qlora"])
-def test_a_cast_of_the_model_does_not_touch_what_is_stored(precision: str) -> None:
+def test_casting_the_model_keeps_stored_dtypes(precision: str) -> None:
     config = DecoderConfig(
         width=32, heads=2, max_length=16, float_parts=("embedding", "head"), learned_norms=True
     )
@@ -181,7 +179,7 @@ def test_a_cast_of_the_model_does_not_touch_what_is_stored(precision: str) -> No
 
 
 @pytest.mark.parametrize("precision", ["half", "bfloat16"])
-def test_gains_are_stored_as_the_rest_of_the_stack(precision: str) -> None:
+def test_gains_are_stored_like_the_rest_of_the_stack(precision: str) -> None:
     config = DecoderConfig(
         width=32, heads=2, max_length=16, float_parts=("embedding", "head"), learned_norms=True
     )
@@ -197,7 +195,7 @@ def test_gains_are_stored_as_the_rest_of_the_stack(precision: str) -> None:
     torch.testing.assert_close(norm(x), F.rms_norm(x, (32,), eps=1e-6))
 
 
-def test_float_stacks_of_a_model_whose_gains_are_of_trits_have_float_gains() -> None:
+def test_float_stacks_have_float_gains() -> None:
     config = DecoderConfig(width=32, heads=2, max_length=16, learned_norms=True, vector_trits=8)
     stack = stack_of("full", 1, config)
     assert sum("norm" in name for name, _ in stack.named_parameters()) == 2
@@ -207,7 +205,7 @@ def test_float_stacks_of_a_model_whose_gains_are_of_trits_have_float_gains() -> 
     assert sum(isinstance(module, TritVector) for module in ternary.modules()) == 2
 
 
-def test_an_eps_of_its_own_stays_with_a_norm_that_is_stored_in_another_precision() -> None:
+def test_a_stored_eps_survives_another_precision() -> None:
     config = DecoderConfig(
         width=32, heads=2, max_length=16, float_parts=("linears", "norms"), learned_norms=False
     )
@@ -245,7 +243,7 @@ def test_a_trained_stack_can_be_stored_in_another_precision(precision: str) -> N
     }
 
 
-def test_what_cannot_be_stored_is_said() -> None:
+def test_impossible_formats_are_errors() -> None:
     with pytest.raises(UsageProblem, match="cannot become ternary"):
         stack_of("full").store("ternary")
     with pytest.raises(UsageProblem, match="precision: must be one of full, half"):
@@ -254,14 +252,14 @@ def test_what_cannot_be_stored_is_said() -> None:
         stack_of("full", 0)
 
 
-def test_a_base_of_four_bits_says_that_it_cannot_learn() -> None:
+def test_a_four_bit_base_cannot_learn() -> None:
     stack = stack_of("nvfp4")
     assert not stack.can_learn
     with pytest.raises(
-        UsageProblem, match="a base stored in nvfp4 cannot learn, and the stack has no adapters"
+        UsageProblem, match="a base of precision nvfp4 cannot learn, and the stack has no adapters"
     ):
         stack.set_learning("all")
-    with pytest.raises(UsageProblem, match="only its adapters are to learn, and it has none"):
+    with pytest.raises(UsageProblem, match="only its adapters can learn, and it has none"):
         stack.set_learning("adapters")
     stack.set_learning("nothing")
     stack.add_adapters("stack", AdapterSpec(2, 4.0))

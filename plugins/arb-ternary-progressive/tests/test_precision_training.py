@@ -1,4 +1,4 @@
-"""Stacks of every precision learn in a run, and are stored afterwards as they were before."""
+"""Stacks of every precision learn in a run and keep their format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def small_config() -> StackWiseConfig:
 
 
 def counting(rows: int = 8) -> list[dict[str, torch.Tensor]]:
-    """Text in which each token is the one before plus three."""
+    """Return text in which each token is the one before plus three."""
     starts = torch.arange(rows)[:, None]
     return [{"input_ids": (starts + 3 * torch.arange(16) + shift) % 15} for shift in range(3)]
 
@@ -59,11 +59,11 @@ def test_a_run_of_stacks_of_one_precision_learns(precision: str, mode: str) -> N
         assert [(name, value.dtype) for name, value in stack.state_dict().items()] == before
 
 
-def test_a_four_bit_stack_without_adapters_says_that_it_cannot_be_trained() -> None:
+def test_a_four_bit_stack_without_adapters_cannot_be_trained() -> None:
     config = small_config()
     builder = ProgressiveRackBuilder(config, default_precision="nvfp4")
     with pytest.raises(
-        UsageProblem, match="a base stored in nvfp4 cannot learn, and the stack has no adapters"
+        UsageProblem, match="a base of precision nvfp4 cannot learn, and the stack has no adapters"
     ):
         ProgressiveTrainer(config).train_rack(builder, counting(), target_stacks=1)
 

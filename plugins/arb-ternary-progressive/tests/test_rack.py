@@ -1,6 +1,4 @@
-"""A rack is core's decoder: it runs, generates with a cache, evaluates, and its names do not
-move.
-"""
+"""A rack is a decoder: it runs, generates with a cache, evaluates, and keeps its tensor names."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ class Shift(nn.Module):
         return torch.as_tensor(time, dtype=torch.float32).reshape(-1, 1, 1).expand(-1, 1, 32)
 
 
-def test_its_logits_are_those_of_its_parts_in_order() -> None:
+def test_logits_are_those_of_the_parts_in_order() -> None:
     rack = rack_of("full", "ternary", "nvfp4")
     x_BSD = rack.embedding(tokens())
     for stack in rack.ordered_stacks:
@@ -67,7 +65,7 @@ def test_its_logits_are_those_of_its_parts_in_order() -> None:
     torch.testing.assert_close(rack.logits(rack.run_stacks(rack.embed(tokens()))), expected)
 
 
-def test_a_rack_without_stacks_and_with_stacks_at_birth_gives_the_same_logits() -> None:
+def test_new_stacks_do_not_change_the_logits() -> None:
     rack = DecoderRack(FLOAT, 20)
     before = rack(tokens())
     for position in (0, 0, 1):
@@ -76,7 +74,7 @@ def test_a_rack_without_stacks_and_with_stacks_at_birth_gives_the_same_logits() 
 
 
 @pytest.mark.parametrize("until", [0, 1, 2, 3])
-def test_what_the_trunk_returns_goes_on_to_the_same_logits(until: int) -> None:
+def test_hidden_states_of_the_trunk_give_the_same_logits(until: int) -> None:
     rack = rack_of("full", "ternary", "half")
     hidden_BSD = rack.trunk(tokens(), until)
     assert hidden_BSD.shape == (2, 7, 32)
@@ -97,7 +95,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass(config: DecoderConfig) -> N
     assert drawn[0] == first
 
 
-def test_names_stay_when_a_stack_is_put_in_front() -> None:
+def test_prepending_keeps_tensor_names() -> None:
     rack = rack_of("full", "ternary")
     before = {name: value.clone() for name, value in rack.state_dict().items()}
     new = rack.insert_stack(0, 1)
@@ -113,7 +111,7 @@ def test_names_stay_when_a_stack_is_put_in_front() -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 2)), min_size=1, max_size=5))
-def test_wherever_stacks_are_put_ids_follow_the_building_and_positions_the_running(
+def test_ids_follow_building_and_positions_follow_running(
     plan: list[tuple[float, int]],
 ) -> None:
     rack = DecoderRack(attrs.evolve(FLOAT, width=8), 5)
@@ -135,7 +133,7 @@ def test_wherever_stacks_are_put_ids_follow_the_building_and_positions_the_runni
     assert [stack.stack_id for stack in other.ordered_stacks] == order
 
 
-def test_a_stack_at_birth_depends_on_seed_and_id_alone() -> None:
+def test_a_new_stack_depends_on_seed_and_id_alone() -> None:
     torch.manual_seed(1)
     first = rack_of("full", "ternary")
     torch.manual_seed(2)
@@ -152,7 +150,7 @@ def test_a_stack_at_birth_depends_on_seed_and_id_alone() -> None:
     assert not torch.equal(*weights)
 
 
-def test_ternary_modules_that_come_later_have_the_seed_and_streams_of_their_own() -> None:
+def test_later_ternary_modules_have_their_own_streams() -> None:
     rack = rack_of("ternary", config=TERNARY, seed=11)
     before = {name: module.control.clone() for name, module in ternary_modules(rack)}
     rack.insert_stack(0, 1, precision="ternary")
@@ -191,7 +189,7 @@ def test_a_structure_and_a_state_dict_make_the_same_rack(precision: str) -> None
     assert [m.frozen for _, m in ternary_modules(other)] == [
         m.frozen for _, m in ternary_modules(rack)
     ]
-    # And what comes next is called the same.
+    # The next stack has the same name in both.
     assert other.next_id == rack.next_id == 3
 
 
@@ -211,7 +209,7 @@ def test_a_structure_of_another_rack_is_refused() -> None:
 
 
 @pytest.mark.parametrize("config", [FLOAT, TERNARY])
-def test_a_decoder_becomes_a_rack_of_one_stack_with_the_same_objects(config: DecoderConfig) -> None:
+def test_a_decoder_becomes_a_rack_with_the_same_objects(config: DecoderConfig) -> None:
     torch.manual_seed(0)
     decoder = Decoder(config, 20)
     logits = decoder(tokens())
@@ -238,7 +236,7 @@ def test_a_decoder_of_another_kind_is_refused() -> None:
         as_rack(Other(), precision="full")
 
 
-def test_a_model_with_ends_of_its_own_keeps_them_and_a_seed_of_another_draw_is_left_alone() -> None:
+def test_a_model_with_its_own_ends_keeps_them() -> None:
     class Halved(Decoder):
         def logits(self, x_BSD: torch.Tensor) -> torch.Tensor:
             return super().logits(x_BSD) / 2
@@ -253,14 +251,14 @@ def test_a_model_with_ends_of_its_own_keeps_them_and_a_seed_of_another_draw_is_l
     assert torch.equal(rack(tokens()), logits)
 
 
-def test_time_is_added_to_what_enters_the_first_stack() -> None:
+def test_time_is_added_to_the_input_of_the_first_stack() -> None:
     rack = rack_of("full", "full")
     rack.set_time_embedding(Shift())
     plain = rack.embedding(tokens())
     torch.testing.assert_close(rack.embed(tokens(), 0.25), plain + 0.25)
     times_B = torch.tensor([0.5, 1.0])
     torch.testing.assert_close(rack.embed(tokens(), times_B), plain + times_B[:, None, None])
-    # No time is the time of a text in which nothing is hidden.
+    # No time is time 0: nothing is hidden.
     assert torch.equal(rack(tokens()), rack(tokens(), time=0.0))
     assert not torch.equal(rack(tokens()), rack(tokens(), time=0.5))
     torch.testing.assert_close(rack(None, hidden=plain, time=0.5), rack(tokens(), time=0.5))
@@ -281,7 +279,7 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
         ({"tokens_BS": None}, "tokens or hidden states"),
         (
             {"tokens_BS": None, "hidden": hidden_BSD, "cache": rack.new_cache(2)},
-            "enter in the middle",
+            "cannot be used with hidden states",
         ),
         (
             {"tokens_BS": None, "hidden": hidden_BSD, "from_stack": 1, "time": 0.5},
@@ -303,7 +301,7 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
     assert DecoderRack(FLOAT, 20, mask_token=4).mask_token == 4
 
 
-def test_core_s_calls_on_a_model_work() -> None:
+def test_calls_of_the_core_work() -> None:
     rack = rack_of("full", "half", "nvfp4", "ternary")
     logits = rack(tokens())
     loss = logits.square().mean()
@@ -325,7 +323,7 @@ def test_core_s_calls_on_a_model_work() -> None:
     torch.testing.assert_close(causal(tokens(2, 4)), first)
 
 
-def test_a_cast_reaches_stacks_and_adapters_that_come_later() -> None:
+def test_a_cast_applies_to_later_stacks_and_adapters() -> None:
     rack = rack_of("full", "half")
     rack.set_dtype(torch.bfloat16)
     rack.insert_stack(2, 1)
@@ -344,7 +342,7 @@ def test_a_cast_reaches_stacks_and_adapters_that_come_later() -> None:
     assert rack.trunk(tokens(), 2).dtype == torch.bfloat16
 
 
-def test_a_merged_copy_computes_the_same_and_leaves_the_rack_as_it_was() -> None:
+def test_merging_leaves_the_rack_unchanged() -> None:
     rack = rack_of("full", "nvfp4", "ternary")
     for stack, name in itertools.product(rack.ordered_stacks[:2], ("stack", "progressive")):
         rack.add_adapters(stack, name, AdapterSpec(2, 4.0))

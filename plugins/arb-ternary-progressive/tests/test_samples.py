@@ -1,4 +1,4 @@
-"""Samples out of whatever a dataloader gives."""
+"""Samples from the batches of any dataloader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 IDS = torch.tensor([17, 4])
 
 
-def test_a_mapping_may_have_ids_targets_a_loss_mask_and_more() -> None:
+def test_a_mapping_may_have_further_keys() -> None:
     allowed = TOKENS > 2
     raw = {
         "input_ids": TOKENS.int(),
@@ -34,7 +34,7 @@ def test_a_mapping_may_have_ids_targets_a_loss_mask_and_more() -> None:
     assert samples.extras == {"name": ["a", "b"]}
 
 
-def test_tensors_tuples_and_lists_are_inputs_and_perhaps_targets() -> None:
+def test_tensors_tuples_and_lists_are_inputs_and_targets() -> None:
     for raw in (TOKENS, (TOKENS,), [TOKENS]):
         assert torch.equal(as_samples(raw).input_ids, TOKENS)
     assert torch.equal(as_samples((TOKENS, TOKENS + 1)).targets, TOKENS + 1)
@@ -47,7 +47,7 @@ def test_a_batch_of_the_core_gives_its_inputs_and_ids() -> None:
     assert list(samples.extras) == ["weight"]
 
 
-def test_as_a_batch_of_the_core_the_inputs_are_the_same() -> None:
+def test_a_core_batch_keeps_the_inputs() -> None:
     batch = as_samples(
         {"input_ids": TOKENS, "sample_ids": IDS, "weight": torch.ones(2), "name": "x"}
     ).batch()
@@ -65,10 +65,10 @@ def test_ids_by_content_are_a_digest_of_the_tokens() -> None:
     assert len(content_ids(rows).unique()) == len(rows.unique(dim=0))
 
 
-def test_a_cache_knows_a_sample_by_its_id_and_by_its_time_where_that_is_an_input() -> None:
+def test_cache_keys_are_ids_or_hashes_with_time() -> None:
     assert torch.equal(cache_keys(IDS), IDS)
-    early = cache_keys(IDS, torch.tensor([0, 0]))
-    late = cache_keys(IDS, torch.tensor([0, 3]))
+    early = cache_keys(IDS, torch.tensor([0.1, 0.1]))
+    late = cache_keys(IDS, torch.tensor([0.1, 0.4]))
     assert early[0] == late[0]
     assert early[1] != late[1]
     assert early[0] != early[1]
@@ -88,7 +88,7 @@ def test_a_cache_knows_a_sample_by_its_id_and_by_its_time_where_that_is_an_input
         ({"input_ids": TOKENS, "loss_mask": TOKENS[:1]}, "'loss_mask' has the shape (1, 3)"),
     ],
 )
-def test_what_cannot_be_samples_is_named(raw: object, message: str) -> None:
+def test_invalid_batches_are_errors(raw: object, message: str) -> None:
     with pytest.raises(DataError) as caught:
         as_samples(raw)
     assert caught.value.what.startswith("batch: ")

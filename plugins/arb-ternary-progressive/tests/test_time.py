@@ -1,4 +1,4 @@
-"""Which time step belongs to which stack, and how much is hidden at each step."""
+"""The time step of each stack, and the share of hidden positions at each step."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ GROWTH = GrowthConfig()
 
 
 def late(stack_idx: int, max_stacks: int, num_time_steps: int) -> int:
-    """The last steps, one a stack."""
+    """Assign the last steps, one per stack."""
     return num_time_steps - max_stacks + stack_idx
 
 
 @given(st.integers(2, 40), st.integers(1, 40))
-def test_the_linear_mapping_reaches_the_last_step_only_at_the_last_stack(
-    stacks: int, steps: int
-) -> None:
+def test_linear_reaches_the_last_step_at_the_last_stack_only(stacks: int, steps: int) -> None:
     found = [
         time_step_for_stack(i, final_depth=stacks, num_time_steps=steps) for i in range(stacks)
     ]
@@ -113,7 +111,7 @@ def test_a_custom_mapping_is_a_function_or_its_name(monkeypatch: pytest.MonkeyPa
         (lambda i, n, t: i / n, "custom_time_mapping: for stack 1 of 3 it returns 0.33"),
     ],
 )
-def test_a_custom_mapping_that_cannot_be_used_is_named(custom: object, message: str) -> None:
+def test_an_unusable_custom_mapping_is_an_error(custom: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         time_step_for_stack(1, final_depth=3, num_time_steps=8, mapping="custom", custom=custom)
     assert caught.value.what.startswith(message)
@@ -132,7 +130,7 @@ def test_a_stack_outside_the_rack_is_an_error(stack: int) -> None:
         depth_of(stack, 3)
 
 
-def test_depth_runs_from_0_with_the_first_stack_to_1_with_the_last() -> None:
+def test_depth_runs_from_0_to_1() -> None:
     assert [depth_of(i, 5) for i in range(5)] == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
@@ -169,7 +167,7 @@ def test_a_list_of_two_is_a_line() -> None:
     assert step_fractions([0.0, 1.0], 5) == pytest.approx([0, 0.25, 0.5, 0.75, 1])
 
 
-def test_a_list_with_a_share_for_each_step_is_taken_as_it_is() -> None:
+def test_a_list_with_one_share_per_step_is_used_unchanged() -> None:
     assert step_fractions([0.9, 0.1, 0.5], 3) == (0.9, 0.1, 0.5)
 
 
@@ -187,7 +185,7 @@ def test_a_mapping_is_interpolated_and_constant_beyond_its_ends() -> None:
         ({8: 0.2}, "must have no step beyond 7"),
     ],
 )
-def test_shares_that_cannot_be_used_are_named(fractions: object, message: str) -> None:
+def test_invalid_shares_are_errors(fractions: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_fractions(fractions, 8)
 
@@ -216,6 +214,6 @@ def test_the_denoising_schedule_is_that_of_training_in_reverse() -> None:
     assert denoising_fractions(GROWTH, 5) == (*reversed(trained), 0.0)
 
 
-def test_a_schedule_that_hides_what_was_found_is_an_error() -> None:
+def test_an_increasing_denoising_schedule_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"grows from 0.1 to 0.9 between stacks 0 and 1"):
         denoising_fractions(GROWTH, 2, fractions=[0.9, 0.1])

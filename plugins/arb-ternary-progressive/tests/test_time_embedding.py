@@ -27,7 +27,7 @@ def test_the_sinusoid_has_its_closed_form(time: float) -> None:
     features = 12
     angles = [1000 * time * 10000 ** (-2 * i / features) for i in range(features // 2)]
     expected = [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
-    # A time is a float32; the angle is up to 1000 times as far off.
+    # A time is a float32; the error of the angle is up to 1000 times as large.
     found = TimeEmbedding(features, "sinusoidal", features)(torch.tensor(time, dtype=torch.float32))
     assert found[0, 0].tolist() == pytest.approx(expected, abs=1e-4)
 
@@ -38,7 +38,7 @@ def test_a_sinusoid_of_the_models_width_has_no_parameters() -> None:
     assert not embedding.state_dict()
 
 
-def test_another_dimension_leads_to_the_width_by_a_linear() -> None:
+def test_another_dimension_is_projected_to_the_width() -> None:
     embedding = TimeEmbedding(12, "sinusoidal", 32)
     plain = TimeEmbedding(12, "sinusoidal", 12)
     time = torch.tensor([0.25, 0.75])
@@ -55,7 +55,7 @@ def test_a_learned_embedding_is_the_row_of_the_time_step() -> None:
         assert torch.equal(embedding(time_of_step(step, 8))[0, 0], embedding.table.weight[step])
 
 
-def test_it_is_added_to_token_embeddings_and_to_given_ones() -> None:
+def test_it_is_added_to_tokens_and_given_embeddings() -> None:
     tokens = nn.Embedding(50, 32)(torch.arange(12).view(3, 4))
     given = torch.randn(3, 4, 32)
     embedding = TimeEmbedding(32, "learned", 32)
@@ -89,7 +89,7 @@ def test_in_a_ternary_model_it_is_ternary() -> None:
     assert audit(TimeEmbedding(16, "sinusoidal", 32, config=PURE)).pure
 
 
-def test_where_the_models_embedding_is_float_so_is_it() -> None:
+def test_it_is_float_if_the_models_embedding_is() -> None:
     embedding = TimeEmbedding(13, "learned", 32, config=FLOAT_ENDS)
     assert isinstance(embedding.table, nn.Embedding)
     assert isinstance(embedding.projection, nn.Linear)
@@ -102,7 +102,7 @@ def test_a_time_outside_its_range_is_an_error(time: object) -> None:
 
 
 def test_times_by_position_are_an_error() -> None:
-    with pytest.raises(UsageProblem, match="one a sample"):
+    with pytest.raises(UsageProblem, match="one per sample"):
         TimeEmbedding(32, "sinusoidal", 32)(torch.zeros(2, 3))
 
 

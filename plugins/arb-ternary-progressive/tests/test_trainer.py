@@ -1,6 +1,4 @@
-"""``ProgressiveTrainer``: what is trained, the history, resuming, and end-to-end training beside
-it.
-"""
+"""``ProgressiveTrainer``: training, history, resuming, and end-to-end training."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ POSITIONS = 8
 
 
 def samples(count: int = 12) -> list[dict[str, Tensor]]:
-    """Counting sequences, which a model can learn; the last id is for hidden tokens."""
+    """Return counting sequences, which a model can learn; the last id is the mask token."""
     return [
         {
             "input_ids": (torch.arange(POSITIONS) + number) % (VOCABULARY - 1),
@@ -87,7 +85,7 @@ def part(name: str) -> str:
 def watched(
     options: StackWiseConfig, target: int = 2
 ) -> tuple[list[dict[str, Tensor]], ProgressiveRackBuilder, Any]:
-    """Train; the rack's state after the last step of each stack but the last, and at the end."""
+    """Train; return the rack's state after each stack, the builder and the history."""
     builder = ProgressiveRackBuilder(options)
     states: list[dict[str, Tensor]] = []
     seen = [0]
@@ -103,7 +101,7 @@ def watched(
 
 
 @pytest.mark.parametrize("precision", ["full", "ternary"])
-def test_the_new_stack_learns_and_the_frozen_trunk_stays_bit_for_bit(precision: Any) -> None:
+def test_the_frozen_trunk_is_bit_identical(precision: Any) -> None:
     states, _, history = watched(config(new_stack_precision=precision))
     before, after = states
     common = {name: tensor for name, tensor in after.items() if name in before}
@@ -124,7 +122,7 @@ def test_of_a_qlora_trunk_only_adapters_learn() -> None:
     assert trunk
     assert all(".adapters.stack." in name for name in trunk)
     assert history[1].trunk == "qlora"
-    # Afterwards everything can learn that could at first.
+    # Afterwards everything can learn again.
     assert all(parameter.requires_grad for parameter in builder.build_rack().parameters())
 
 
@@ -143,9 +141,7 @@ def test_it_learns() -> None:
 
 @pytest.mark.parametrize("precision", ["full", "ternary"])
 @pytest.mark.parametrize("interpretation", ["depth", "input"])
-def test_with_the_cache_and_without_it_the_weights_are_equal(
-    precision: Any, interpretation: Any
-) -> None:
+def test_weights_are_equal_with_and_without_the_cache(precision: Any, interpretation: Any) -> None:
     ends = []
     for cached in (True, False):
         options = config(
@@ -170,10 +166,10 @@ def test_a_shuffled_second_epoch_hits_every_time() -> None:
     assert (cache.misses, cache.hits) == (12, 12)
 
 
-def test_a_deeper_trunk_starts_from_what_the_shallower_one_had_computed(
+def test_a_deeper_trunk_reuses_the_shallower_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The same time at every stack, or the inputs would differ.
+    # One time step for all stacks, so that their inputs are the same.
     options = config(num_time_steps=1, training={"epochs_per_stack": 1})
     run_stacks = Rack.run_stacks
     through = []
@@ -188,7 +184,7 @@ def test_a_deeper_trunk_starts_from_what_the_shallower_one_had_computed(
     assert through == [(0, 1, 4)] * 3 + [(1, 2, 4)] * 3 + [(2, 3, 4)] * 3
 
 
-def test_a_qlora_trunk_streams_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_qlora_trunk_does_not_use_the_cache(caplog: pytest.LogCaptureFixture) -> None:
     options = config(trunk_strategy="qlora", progressive_qlora=True, cache_activations=True)
     cache = ActivationCache()
     ProgressiveTrainer(options, cache=cache).train_rack(
@@ -198,7 +194,7 @@ def test_a_qlora_trunk_streams_and_says_so(caplog: pytest.LogCaptureFixture) -> 
     assert "stack 1: the activation cache is not used: the trunk's adapters learn" in caplog.text
 
 
-def test_the_history_has_one_entry_a_stack() -> None:
+def test_the_history_has_one_entry_per_stack() -> None:
     options = config(building_mode="prepend")
     trainer = ProgressiveTrainer(options)
     history = trainer.train_progressively(
@@ -216,7 +212,7 @@ def test_the_history_has_one_entry_a_stack() -> None:
     json.dumps([entry.to_json() for entry in history])
 
 
-def test_end_to_end_training_makes_all_stacks_at_once_and_takes_as_many_steps() -> None:
+def test_end_to_end_training_takes_as_many_steps() -> None:
     options = config(enabled=False)
     builder = ProgressiveRackBuilder(options)
     steps = []
@@ -232,7 +228,7 @@ HIDDEN = (1, 2, 2, 3, 4, 5, 6, 6)
 
 @pytest.mark.parametrize("sampling", ["batch", "sample"])
 @pytest.mark.parametrize("mode", ["append", "prepend"])
-def test_the_time_that_enters_is_the_one_at_which_tokens_are_hidden(
+def test_the_rack_gets_the_time_of_its_masks(
     monkeypatch: pytest.MonkeyPatch, mode: Any, sampling: Any
 ) -> None:
     embed = Rack.embed
@@ -261,7 +257,7 @@ def test_the_time_that_enters_is_the_one_at_which_tokens_are_hidden(
     assert len(set(seen)) > 3
 
 
-def test_a_number_of_steps_goes_over_the_data_as_often_as_it_takes() -> None:
+def test_steps_per_stack_repeats_the_data() -> None:
     options = config(training={"steps_per_stack": 7})
     history = ProgressiveTrainer(options).train_rack(ProgressiveRackBuilder(options), loader(), 1)
     assert history[0].steps == 7
@@ -326,7 +322,7 @@ def test_killed_at_any_step_it_resumes_to_the_same_bits(tmp_path: Path, variant:
             ProgressiveTrainer(options, folder=folder, checkpoint_every=2, on_step=dies).train_rack(
                 ProgressiveRackBuilder(options), data, 2
             )
-        torch.manual_seed(last)  # whatever the global generator was
+        torch.manual_seed(last)  # another state of the global generator
         again = ProgressiveRackBuilder(options)
         trainer = ProgressiveTrainer(options, folder=folder, checkpoint_every=2)
         assert trainer.train_rack(again, data, 2, resume=True) == history
@@ -363,7 +359,8 @@ trainer.train_rack(ProgressiveRackBuilder(options), loader(), 3, resume=True)
 """
 
 
-def test_a_process_that_is_killed_leaves_a_checkpoint_to_continue_from(tmp_path: Path) -> None:
+@pytest.mark.extended
+def test_a_killed_process_leaves_a_checkpoint(tmp_path: Path) -> None:
     options = config(training={"steps_per_stack": 4})
     whole = ProgressiveRackBuilder(options)
     ProgressiveTrainer(options).train_rack(whole, loader(), 3)
@@ -403,10 +400,10 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
         )
 
 
-# --- what cannot be
+# --- limits
 
 
-def test_a_rack_that_is_there_already_is_the_trunk() -> None:
+def test_an_existing_rack_is_the_trunk() -> None:
     options = config()
     builder = ProgressiveRackBuilder(options)
     builder.append_stack()
@@ -423,7 +420,7 @@ def test_a_rack_that_is_there_already_is_the_trunk() -> None:
         ProgressiveTrainer(options).train_rack(builder, loader(), 2)
 
 
-def test_more_stacks_than_there_may_be_are_refused_before_anything_is_trained() -> None:
+def test_more_than_max_stacks_is_refused_before_training() -> None:
     options = config(max_stacks=2)
     builder = ProgressiveRackBuilder(options)
     with pytest.raises(UsageProblem, match="max_stacks"):
@@ -437,7 +434,7 @@ def test_a_config_that_contradicts_itself_is_refused() -> None:
         ProgressiveTrainer(options).train_rack(ProgressiveRackBuilder(options), loader(), 2)
 
 
-def test_the_cache_is_the_one_that_the_config_describes(tmp_path: Path) -> None:
+def test_the_cache_follows_the_config(tmp_path: Path) -> None:
     options = config(cache_folder=str(tmp_path / "cache"), cache_dtype="int8", cache_bytes=3000)
     ProgressiveTrainer(options).train_rack(ProgressiveRackBuilder(options), loader(), 2)
     (file,) = (tmp_path / "cache").glob("*.slots")

@@ -1,4 +1,4 @@
-"""Sampling of hidden tokens in one pass through the rack, in Python and from the command line."""
+"""Single-pass sampling of hidden tokens, in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rack(stacks: int = 2, model: dict[str, Any] | None = None, **progressive: An
 
 
 def passes(model: Rack) -> list[list[int]]:
-    """What enters the embedding, from now on; and each block must run once for each of them."""
+    """Return a list that gets the token ids of each pass from now on."""
     seen: list[list[int]] = []
     model.embedding.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0].tolist()))
     return seen
@@ -63,7 +63,7 @@ def likeliest(model: Rack, tokens: list[int], hidden: int, **options: Any) -> li
     return logits.argmax(dim=-1).tolist()
 
 
-def test_all_new_tokens_come_from_one_pass_over_hidden_ones() -> None:
+def test_all_new_tokens_come_from_one_pass() -> None:
     model = rack()
     wanted = likeliest(model, [3, 1, MASK, MASK, MASK, MASK], 4)
     seen = passes(model)
@@ -76,7 +76,7 @@ def test_all_new_tokens_come_from_one_pass_over_hidden_ones() -> None:
     assert blocks == [2]
 
 
-def test_beyond_the_context_it_goes_on_from_the_latest_half() -> None:
+def test_long_texts_continue_from_half_the_context() -> None:
     model = rack()
     seen = passes(model)
     drawn = list(unrolled(model, [1, 2, 3], max_new_tokens=9, temperature=0))
@@ -88,7 +88,7 @@ def test_beyond_the_context_it_goes_on_from_the_latest_half() -> None:
     assert seen == [[6, 7, 8, 9, MASK, MASK]]
 
 
-def test_the_mask_token_is_never_drawn_and_a_seed_repeats_the_text() -> None:
+def test_draws_are_seeded_and_without_the_mask_token() -> None:
     model = rack()
     with torch.no_grad():
         model.head.weight[MASK] = 0.0  # type: ignore[union-attr,index,operator]
@@ -109,7 +109,7 @@ def test_a_stop_token_ends_the_text() -> None:
     )
 
 
-def test_with_time_as_input_everything_is_at_the_last_step() -> None:
+def test_time_as_input_is_the_last_step() -> None:
     model = rack(time_interpretation="input", time_embedding_dim=16, time_encoding_type="learned")
     with torch.no_grad():
         model.time_embedding.table.weight[-1] *= 10  # type: ignore[union-attr]
@@ -118,7 +118,7 @@ def test_with_time_as_input_everything_is_at_the_last_step() -> None:
     assert wanted != likeliest(model, [1, *[MASK] * 4], 4)
 
 
-def test_what_cannot_be_drawn_is_refused_at_once() -> None:
+def test_invalid_arguments_are_refused_at_once() -> None:
     with pytest.raises(UsageProblem, match="causal"):
         unrolled(rack(model={"causal": True}), [1], max_new_tokens=1)
     for options, message in (
@@ -175,7 +175,7 @@ def test_generate_unrolls_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "not causal" in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_unroll_says_so(
+def test_a_model_without_unroll_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)

@@ -1,4 +1,4 @@
-"""The hidden states that a frozen trunk gives its samples, computed once.
+"""Cache the hidden states that a frozen trunk computes for its samples.
 
 Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 """
@@ -21,18 +21,18 @@ from arb_ternary_progressive.cache_store import CacheKey, MemoryStore, Store
 from arb_ternary_progressive.config import CacheDtype
 from arb_ternary_progressive.hidden_codec import HiddenCodec
 
-#: 1 GiB.
+#: Default budget: 1 GiB.
 DEFAULT_BUDGET = 1 << 30
 
 
 @frozen
 class CacheStats:
-    """What a cache has done.
+    """Counters of a cache.
 
     Attributes:
-        hits: samples that were there.
-        misses: samples that were not.
-        evictions: samples dropped for want of room.
+        hits: samples that were found.
+        misses: samples that were not found.
+        evictions: samples dropped to make room.
         samples: samples held now.
         nbytes: their bytes.
     """
@@ -45,21 +45,19 @@ class CacheStats:
 
 
 class ActivationCache:
-    """Hidden states by sample and trunk, within a byte budget; what was used least recently goes
-    first.
+    """Hidden states by sample and trunk, within a byte budget; the least recently used go first.
 
-    A sample is known by its id and the version of the trunk (:func:`trunk_version`). Its inputs are
-    compared as well, by digest: a sample that is masked otherwise than before is a miss, never
-    another's hidden states.
+    A sample is identified by its id and the version of the trunk (:func:`trunk_version`). A digest
+    of its inputs is compared as well: a sample that is masked in another way than before is a miss.
 
-    With the dtype ``float32`` the cache gives back what was put in, bit for bit. The other dtypes
-    round; see ``HiddenCodec.rounded``, with which a run that recomputes sees the same numbers as
-    one that looks them up.
+    With the dtype ``float32`` the cache returns exactly what was put in. The other dtypes round.
+    ``HiddenCodec.rounded`` rounds in the same way, so a run that recomputes sees the same numbers
+    as one that looks them up.
 
     Args:
         byte_budget: most bytes: of the samples in memory, or of the file.
-        folder: keeps the samples on disk, where a later process finds them; None = in memory.
-        dtype: number format: ``float32``, ``bfloat16``, or ``int8`` with a scale a position.
+        folder: folder of a cache on disk, which a later process can use; None = in memory.
+        dtype: number format: ``float32``, ``bfloat16``, or ``int8`` with a scale per position.
 
     Raises:
         UsageProblem: the budget is not positive, the dtype is unknown, or another process uses the
@@ -81,11 +79,9 @@ class ActivationCache:
         self.hits = 0
         self.misses = 0
         self._kept: set[str] | None = None
-        self._store: Store[Any] = (
-            MemoryStore(byte_budget)
-            if folder is None
-            else DiskStore(Path(folder), byte_budget, dtype)
-        )
+        self._store: Store[Any] = MemoryStore(byte_budget)
+        if folder is not None:
+            self._store = DiskStore(Path(folder), byte_budget, dtype)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -97,7 +93,7 @@ class ActivationCache:
 
     @property
     def stats(self) -> CacheStats:
-        """What it has done since it was made."""
+        """Counters since the cache was made."""
         return CacheStats(self.hits, self.misses, self._store.evictions, len(self), self.nbytes)
 
     def get(
@@ -109,14 +105,14 @@ class ActivationCache:
         *,
         positions: int | None = None,
     ) -> Tensor | None:
-        """The hidden states float32 ``[S, D]`` of a sample, or None. Counted as a hit or a miss.
+        """Return the hidden states of a sample, float32 ``[S, D]``, or None; count a hit or a miss.
 
         Args:
-            sample_id: which sample.
-            version: of the trunk.
-            inputs: what the trunk reads: token ids ``[S]``, or an image.
+            sample_id: id of the sample.
+            version: version of the trunk.
+            inputs: inputs of the trunk: token ids ``[S]``, or an image.
             width: ``D``.
-            positions: ``S``; None = as many as there are token ids.
+            positions: ``S``; None = the number of token ids.
         """
         found = self.peek(sample_id, version, inputs, width, positions=positions)
         if found is None:
@@ -134,18 +130,18 @@ class ActivationCache:
         *,
         positions: int | None = None,
     ) -> Tensor | None:
-        """:meth:`get` without counting."""
+        """Return the same as :meth:`get` without counting."""
         positions = inputs.size(0) if positions is None else positions
         self._open(positions, width)
         found = self._store.get(CacheKey(int(sample_id), _short(version)), _digest(inputs))
         return None if found is None else self.codec.decode(found[None], positions, width)[0]
 
     def put(self, sample_id: int, version: str, inputs: Tensor, hidden_SD: Tensor) -> Tensor:
-        """Keep the hidden states of a sample; returns them as they will be given back.
+        """Keep the hidden states of a sample; return them as :meth:`get` will.
 
         Raises:
-            UsageProblem: one sample exceeds the budget, or samples of another shape are on the
-                disk.
+            UsageProblem: one sample exceeds the budget, or the folder holds samples of another
+                shape.
         """
         positions, width = hidden_SD.shape
         self._open(positions, width)
@@ -154,11 +150,11 @@ class ActivationCache:
         return self.codec.decode(payload_1N, positions, width)[0].to(hidden_SD.device)
 
     def drop(self, sample_id: int, version: str) -> None:
-        """Forget a sample of a trunk."""
+        """Forget one sample."""
         self._store.drop(CacheKey(int(sample_id), _short(version)))
 
     def keep_only(self, versions: Iterable[str]) -> None:
-        """Forget what belongs to other trunks than these."""
+        """Forget the samples of all trunks but these, now and when a file is opened."""
         self._kept = {_short(version) for version in versions}
         self._store.keep_only(self._kept)
 
@@ -172,16 +168,16 @@ class ActivationCache:
         *,
         positions: int | None = None,
     ) -> Tensor:
-        """The hidden states float32 ``[B, S, D]`` of a batch, on the device of ``inputs``.
+        """Return the hidden states of a batch, float32 ``[B, S, D]``, on the device of ``inputs``.
 
         Args:
             sample_ids_B: int64 ``[B]``.
-            version: of the trunk.
-            inputs: what the trunk reads: int64 ``[B, S]``, or images.
+            version: version of the trunk.
+            inputs: inputs of the trunk: int64 ``[B, S]``, or images.
             width: ``D``.
-            compute: called with the rows that are missing (int64 ``[M]``, at most once); returns
+            compute: called at most once, with the rows that are missing (int64 ``[M]``); returns
                 ``[M, S, D]``.
-            positions: ``S``; None = as many as a sample has token ids.
+            positions: ``S``; None = the number of token ids of a sample.
         """
         rows = [
             self.get(sample, version, given, width, positions=positions)
@@ -195,7 +191,7 @@ class ActivationCache:
         return torch.stack([found.to(inputs.device) for found in rows if found is not None])
 
     def close(self) -> None:
-        """Let go of memory or file. What is on the disk stays there."""
+        """Free the memory, or close the file; samples on disk stay."""
         self._store.close()
 
     def __enter__(self) -> ActivationCache:
@@ -212,23 +208,24 @@ class ActivationCache:
 
 
 def trunk_version(*modules: nn.Module, base: str = "") -> str:
-    """A digest of everything that decides what frozen modules compute: structure, and every stored
-    number.
+    """Return a digest of everything that decides the output of frozen modules: structure and
+    numbers.
 
     Args:
-        modules: in the order in which they are applied.
-        base: the version of what comes before them.
+        modules: modules in the order in which they are applied.
+        base: version of what comes before them.
 
     Raises:
-        UsageProblem: something in them can learn (a QLoRA trunk), so that hidden states of this
-            step are not those of the next.
+        UsageProblem: something in them can learn (a QLoRA trunk), so hidden states change with
+            every step.
     """
     digest = hashlib.blake2b(base.encode(), digest_size=16)
     for module in modules:
-        if (name := _learner(module)) is not None:
+        name = _learner(module)
+        if name is not None:
             raise UsageProblem(
-                f"activation cache: {name} of the trunk can learn, so that its activations change "
-                f"with every step",
+                f"activation cache: {name} of the trunk can learn, so its activations change with "
+                f"every step",
                 "A QLoRA trunk streams: every batch runs through it. Only a frozen trunk "
                 "(trunk_strategy: frozen) can be cached.",
             )
@@ -242,7 +239,7 @@ def trunk_version(*modules: nn.Module, base: str = "") -> str:
 
 
 def _learner(module: nn.Module) -> str | None:
-    """The name of the first thing in ``module`` that can learn."""
+    """Return the name of the first parameter or module in ``module`` that can learn."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             return name
@@ -254,7 +251,7 @@ def _learner(module: nn.Module) -> str | None:
 
 
 def _short(version: str) -> str:
-    """A version as 32 hexadecimal digits, whatever its text."""
+    """Return a digest of a version, 32 hexadecimal digits."""
     return hashlib.blake2b(version.encode(), digest_size=16).hexdigest()
 
 

@@ -1,13 +1,13 @@
-"""Low-rank adapters (Hu et al., LoRA, 2021) beside the linears of a stack.
+"""Low-rank adapters (Hu et al., LoRA, 2021) on the linears of a stack.
 
-``y = base(x) + alpha / rank * up(down(x))`` with ``up = 0`` at birth. One linear can have several
-adapters, by the name of their set: ``stack`` for the one that a stack is made with, ``progressive``
-for the one that it gets when another stack arrives. They reach every linear of attention (queries,
-keys, values, output) and of the feed-forward layer, in each of its experts; a router of experts has
-none.
+``y = base(x) + alpha / rank * up(down(x))``, where ``up`` starts at 0. A linear can have several
+adapters, by the name of their set: ``stack`` for those that a stack is made with, ``progressive``
+for those that it gets when another stack is added. They are on every linear of attention (queries,
+keys, values, output) and of the feed-forward layer, in each of its experts, but not on the router
+of experts.
 
-An adapter's first matrix sees what its base multiplies: rounded to int8 where the base rounds. So
-the base with its adapters is one matrix, ``W + sum alpha / rank * up @ down``, which
+The first matrix of an adapter has the same input as its base: rounded to int8 if the base rounds.
+So the base with its adapters is one matrix, ``W + sum alpha / rank * up @ down``, which
 :func:`merge_adapters` makes.
 """
 
@@ -39,7 +39,7 @@ from arb_ternary_text.models.parts import FloatLinear
 
 #: Name of the adapters that a stack is made with.
 STACK = "stack"
-#: Name of the adapters that a stack gets when another arrives.
+#: Name of the adapters that a stack gets when another is added.
 PROGRESSIVE = "progressive"
 
 _STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,12 +47,12 @@ _STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @frozen
 class AdapterSpec:
-    """The adapters of one set in one stack.
+    """Size and format of the adapters of one set in one stack.
 
     Attributes:
         rank: features between the two matrices.
         alpha: the output is scaled by ``alpha / rank``.
-        dtype: what the two matrices are stored in: float32, bfloat16, float16 or ternary.
+        dtype: number format of the two matrices: float32, bfloat16, float16 or ternary.
 
     Raises:
         UsageProblem: a value is out of range.
@@ -72,17 +72,17 @@ class AdapterSpec:
             raise UsageProblem(f"adapter: dtype must be one of {names}, not {self.dtype!r}")
 
     def to_plain(self) -> dict[str, Any]:
-        """Numbers and text, for a checkpoint."""
+        """Return numbers and text, for a checkpoint."""
         return asdict(self)
 
 
 class Adapter(nn.Module):
-    """``alpha / rank * up(down(x))``; zero at birth.
+    """``alpha / rank * up(down(x))``; it starts as zero.
 
     Args:
         linear: the linear that it is for.
         spec: rank, alpha and dtype.
-        config: the model's; ternary matrices take their options from it.
+        config: options of the model, for ternary matrices.
     """
 
     def __init__(self, linear: Linear, spec: AdapterSpec, config: DecoderConfig) -> None:
@@ -125,12 +125,12 @@ class Adapter(nn.Module):
         self.up = up if stored is None else StoredLinear(up, stored)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What is added to the linear's output, ``x[..., K] -> [..., N]``."""
+        """Return what is added to the linear's output, ``x[..., K] -> [..., N]``."""
         update: Tensor = self.up(self.down(x))
         return update * self.scale
 
     def dense_weight(self) -> Tensor:
-        """The matrix ``[N, K]`` that it adds, float32."""
+        """Return the matrix ``[N, K]`` that the adapter adds, float32."""
         return self.scale * (dense_weight(self.up) @ dense_weight(self.down))
 
     def extra_repr(self) -> str:
@@ -167,14 +167,14 @@ class AdaptedLinear(nn.Module):
         self.adapters = nn.ModuleDict()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x[..., K] -> [..., N]``."""
+        """Return ``x[..., K] -> [..., N]``."""
         y: Tensor = self.base(x)
         for adapter in self.adapters.values():
             y = y + adapter(x)
         return y
 
     def dense_weight(self) -> Tensor:
-        """The matrix ``[N, K]`` that base and adapters are together, float32."""
+        """Return the matrix ``[N, K]`` of base and adapters together, float32."""
         weight = dense_weight(self.base)
         for adapter in self.adapters.values():
             assert isinstance(adapter, Adapter)
@@ -183,12 +183,12 @@ class AdaptedLinear(nn.Module):
 
 
 def adapted_linears(module: nn.Module) -> Iterator[AdaptedLinear]:
-    """Every linear in ``module`` that has adapters."""
+    """Return every linear in ``module`` that has adapters."""
     return (part for part in module.modules() if isinstance(part, AdaptedLinear))
 
 
 def add_adapters(block: Block, name: str, spec: AdapterSpec, config: DecoderConfig) -> None:
-    """Give every linear of ``block`` but routers an adapter of the set ``name``."""
+    """Give every linear of ``block``, except routers, an adapter of the set ``name``."""
     for parent, attribute, child in _linears(block):
         adapted = child if isinstance(child, AdaptedLinear) else AdaptedLinear(child)
         adapter = Adapter(adapted.base, spec, config)
@@ -200,10 +200,10 @@ def add_adapters(block: Block, name: str, spec: AdapterSpec, config: DecoderConf
 
 
 def merge_adapters(block: Block) -> None:
-    """Put one float32 matrix in the place of every linear that has adapters.
+    """Replace every linear that has adapters by one float32 matrix.
 
-    The function stays, but for float rounding; with ternary adapters and int8 activations also but
-    for the rounding between an adapter's two matrices.
+    The function is unchanged except for float rounding and, with ternary adapters and int8
+    activations, the rounding between the two matrices of an adapter.
     """
     for parent, attribute, child in _linears(block):
         if isinstance(child, AdaptedLinear):

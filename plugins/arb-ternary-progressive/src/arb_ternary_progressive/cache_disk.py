@@ -1,10 +1,10 @@
-"""Cached samples in a file of equal slots, of which as many are used as the byte budget allows.
+"""Store cached samples in a file of equal slots, as many as the byte budget allows.
 
-A slot is a header and the bytes of one sample. The header holds the trunk's version, the sample's
-id, the digest of its inputs, a serial number and a checksum of everything else in the slot. A
-process that is killed while it writes leaves at worst one slot whose checksum is wrong, and such a
-slot is empty; nothing needs to be flushed or repaired. Slots are written with ordinary writes, so
-that a full disk is an error and not a signal, and read through a mapping.
+A slot is a header and the bytes of one sample. The header has the version of the trunk, the id of
+the sample, the digest of its inputs, a serial number and a checksum of everything else in the slot.
+A process that is killed while it writes leaves at most one slot with a wrong checksum. Such a slot
+counts as empty, so nothing needs to be flushed or repaired. Slots are written with ordinary writes,
+so that a full disk is an error and not a signal, and read through a mapping.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from arb_ternary_progressive.cache_store import CacheKey, Store
 from arb_ternary_progressive.config import CacheDtype
 from arb_ternary_train.directory import locked
 
-# : Format mark, serial number (0 = empty), sample id, version of the trunk, digest of the inputs,
-# checksum.
+#: Format mark, serial number (0 = empty), sample id, version of the trunk, digest of the inputs,
+#: checksum.
 _HEADER: Final = struct.Struct("<8sQq16s16s8s")
 _MARK: Final = b"arbhid01"
 #: Slots begin at multiples of this, so that the numbers in them are aligned.
@@ -39,21 +39,21 @@ _HEADER_BYTES: Final = -(-_HEADER.size // _ALIGNMENT) * _ALIGNMENT
 
 @define
 class _Slot:
-    """What a used slot holds: the digest of the inputs, and where it is."""
+    """A used slot: the digest of the inputs, and its index."""
 
     inputs: bytes
     index: int
 
 
 class DiskStore(Store[_Slot]):
-    """Samples in ``folder``; what an earlier process left there is found again.
+    """Samples in ``folder``; it finds what an earlier process left there.
 
     Samples of one shape and dtype share a file. A folder serves one process at a time.
 
     Args:
-        folder: where the file lies; made when it is missing.
+        folder: folder of the file; made if it is missing.
         byte_budget: largest size of the file.
-        dtype: how hidden states are kept; part of the file's name.
+        dtype: number format of the samples; part of the file's name.
 
     Raises:
         UsageProblem: another process uses the folder.
@@ -65,20 +65,18 @@ class DiskStore(Store[_Slot]):
         self.dtype = dtype
         self._free: list[int] = []
         self._shape: tuple[int, int] | None = None
-        self._payload = self._slot_bytes = self._serial = 0
+        self._payload = 0
+        self._slot_bytes = 0
+        self._serial = 0
         self._file = -1
         self._map: np.memmap[tuple[int], np.dtype[np.uint8]] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._stack = ExitStack()
-        self._stack.enter_context(
-            locked(
-                folder,
-                UsageProblem(
-                    f"activation cache: {folder} is in use by another process",
-                    "Give each run a folder of its own.",
-                ),
-            )
+        in_use = UsageProblem(
+            f"activation cache: {folder} is in use by another process",
+            "Give each run its own folder.",
         )
+        self._stack.enter_context(locked(folder, in_use))
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +84,7 @@ class DiskStore(Store[_Slot]):
         return len(self._entries) * self._slot_bytes
 
     def open(self, shape: tuple[int, int], payload_bytes: int) -> None:
-        """Use the file of samples of ``shape`` (positions, width), and find again what it holds.
+        """Open the file of samples of ``shape`` (positions, width), and find what it holds.
 
         Raises:
             UsageProblem: the store is open for another shape, or one sample exceeds the budget.
@@ -97,8 +95,8 @@ class DiskStore(Store[_Slot]):
             raise UsageProblem(
                 f"activation cache: {self.folder} holds samples of {self._shape[0]} positions and "
                 f"width {self._shape[1]}, not {shape[0]} and {shape[1]}",
-                "A cache on disk is for samples of one length; give no folder to keep them in "
-                "memory.",
+                "A cache on disk holds samples of one length. Without a folder, samples are kept "
+                "in memory.",
             )
         slot_bytes = _HEADER_BYTES + -(-payload_bytes // _ALIGNMENT) * _ALIGNMENT
         self._require_room(slot_bytes)
@@ -106,7 +104,7 @@ class DiskStore(Store[_Slot]):
         path = self.folder / f"hidden-{self.dtype}-{shape[0]}x{shape[1]}.slots"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._stack.callback(os.close, self._file)
-        # Sparse: the disk holds what has been written. A smaller budget cuts the file.
+        # Sparse: only what was written takes space. A smaller budget truncates the file.
         os.ftruncate(self._file, slots * slot_bytes)
         self._map = np.memmap(path, dtype=np.uint8, mode="r", shape=(slots * slot_bytes,))
         self._shape = shape
@@ -115,7 +113,7 @@ class DiskStore(Store[_Slot]):
         self._find(slots)
 
     def get(self, key: CacheKey, inputs: bytes) -> Tensor | None:
-        """See ``Store``. A slot whose checksum is wrong is empty."""
+        """See ``Store``. A slot with a wrong checksum is empty."""
         slot = self._entries.get(key)
         if slot is None or slot.inputs != inputs:
             return None
@@ -133,7 +131,7 @@ class DiskStore(Store[_Slot]):
         """See ``Store``.
 
         Raises:
-            ArbError: the disk is full or refuses.
+            ArbError: the disk is full or cannot be written.
         """
         self.drop(key)
         if not self._free:
@@ -159,14 +157,12 @@ class DiskStore(Store[_Slot]):
         self._free.append(entry.index)
 
     def close(self) -> None:
-        """Let go of the file and of the folder's lock. What is stored stays."""
+        """Close the file and release the folder; what is stored stays."""
         self._map = None
         self._stack.close()
 
     def _find(self, slots: int) -> None:
-        """Read every header. What is used and sound so far is put in the order in which it was
-        written.
-        """
+        """Read all headers and order the used slots by the time of their writing."""
         found = sorted(self._headers(slots), key=lambda each: each[0])
         taken: set[int] = set()
         for serial, key, slot in found:
@@ -189,15 +185,15 @@ class DiskStore(Store[_Slot]):
                 yield serial, CacheKey(sample_id, version.hex()), _Slot(inputs, index)
 
     def _written(self, slots: int) -> Iterator[int]:
-        """Slots of which something was written; of a large budget, most of the file has never
-        been.
-        """
-        following = position = 0
+        """Yield the slots that may have been written; most of a large file never was."""
+        following = 0
+        position = 0
         while following < slots:
             try:
                 start = os.lseek(self._file, position, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing was written from here on
+                # Nothing was written from here on.
+                if error.errno == errno.ENXIO:
                     return
                 raise
             position = os.lseek(self._file, start, os.SEEK_HOLE)

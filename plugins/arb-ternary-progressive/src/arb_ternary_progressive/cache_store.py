@@ -1,8 +1,7 @@
-"""Where cached samples lie: what memory and disk have in common, and memory. The form on disk is in
-``cache_disk``.
+"""The stores of cached samples: their common base, and the one in memory.
 
-A store maps a key to the bytes of a sample, keeps to a byte budget and drops what was used least
-recently.
+A store maps a key to the bytes of a sample, keeps within a byte budget and drops the least recently
+used samples first. ``cache_disk`` has the store on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ E = TypeVar("E")
 
 @frozen
 class CacheKey:
-    """What a sample's hidden states depend on besides its inputs: which sample, and which trunk."""
+    """Sample and trunk: with the inputs, they decide the hidden states."""
 
     sample_id: int
     version: str
@@ -33,7 +32,7 @@ class Store(ABC, Generic[E]):
 
     Attributes:
         byte_budget: most bytes.
-        evictions: samples dropped for want of room.
+        evictions: samples dropped to make room.
     """
 
     def __init__(self, byte_budget: int) -> None:
@@ -51,34 +50,35 @@ class Store(ABC, Generic[E]):
 
     @abstractmethod
     def open(self, shape: tuple[int, int], payload_bytes: int) -> None:
-        """The samples to come have this shape (positions, width) and so many bytes.
+        """Prepare for samples of this shape (positions, width) and size.
 
         Raises:
-            UsageProblem: not even one of them fits into the budget.
+            UsageProblem: a single one exceeds the budget.
         """
 
     @abstractmethod
     def get(self, key: CacheKey, inputs: bytes) -> Tensor | None:
-        """uint8 ``[N]`` stored under ``key`` for these inputs (their digest), or None; it is then
-        the newest in use.
+        """Return the bytes of ``key``, uint8 ``[N]``, or None if there are none for these inputs.
+
+        ``inputs`` is their digest. The sample becomes the most recently used.
         """
 
     @abstractmethod
     def put(self, key: CacheKey, inputs: bytes, payload_N: Tensor) -> None:
-        """Store uint8 ``[N]`` in place of what the key had."""
+        """Store uint8 ``[N]`` for ``key``, in place of what it had."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of memory or file."""
+        """Free the memory, or close the file."""
 
     def drop(self, key: CacheKey) -> None:
-        """Forget ``key``; nothing happens where there is none."""
+        """Forget ``key`` if it is there."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._dropped(entry)
 
     def keep_only(self, versions: set[str]) -> None:
-        """Forget the samples of all other trunks."""
+        """Forget the samples of all trunks but these."""
         for key in [key for key in self._entries if key.version not in versions]:
             self.drop(key)
 
@@ -94,12 +94,12 @@ class Store(ABC, Generic[E]):
             raise UsageProblem(
                 f"activation cache: a budget of {self.byte_budget:,} bytes does not hold one "
                 f"sample of {sample_bytes:,}",
-                "Raise the budget, take a smaller dtype, or train without the cache.",
+                "Raise the budget, use a smaller dtype, or train without the cache.",
             )
 
 
 class MemoryStore(Store[tuple[bytes, Tensor]]):
-    """Samples of any shape in memory, each in a tensor of its own."""
+    """Samples of any shape in memory, each in its own tensor."""
 
     nbytes = 0
 
@@ -117,7 +117,7 @@ class MemoryStore(Store[tuple[bytes, Tensor]]):
         self.drop(key)
         while self.nbytes + payload_N.numel() > self.byte_budget:
             self._evict()
-        # A copy: a view would keep the bytes of its whole batch.
+        # A copy, because a view would keep its whole batch in memory.
         self._entries[key] = (inputs, payload_N.clone(memory_format=torch.contiguous_format))
         self.nbytes += payload_N.numel()
 

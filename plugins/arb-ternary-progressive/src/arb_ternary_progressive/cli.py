@@ -1,4 +1,4 @@
-"""``arb progressive``: what a growing model will need."""
+"""Implement ``arb progressive``."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ def progressive() -> None:
 @click.option(
     "--target-stacks",
     type=click.IntRange(min=1),
-    help="For a config of training in Python: stacks in all.",
+    help="For a config of training in Python: total number of stacks.",
 )
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), help="Likewise: samples in a batch; default: 16."
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="For a config of training in Python: samples per batch. Default: 16.",
 )
 @click.option(
     "--block-size",
     type=click.IntRange(min=1),
-    help="Likewise: positions of a sample; default: 128.",
+    help="For a config of training in Python: positions per sample. Default: 128.",
 )
 @click.option(
-    "--samples", type=click.IntRange(min=1), help="Likewise: samples in the data, for the cache."
+    "--samples",
+    type=click.IntRange(min=1),
+    help="For a config of training in Python: samples in the data, for the cache.",
 )
 @plugin_files
 @as_json
@@ -51,9 +55,7 @@ def plan(
     samples: int | None,
     as_json: bool,
 ) -> None:
-    """Print what each stack of CONFIG will be: depth, parameters, memory, time. Nothing is
-    trained.
-    """
+    """Print depth, parameters, memory and time step of each stack of CONFIG. Nothing is trained."""
     from arb_ternary_progressive.plan_config import plan_file
 
     stages = plan_file(
@@ -72,7 +74,7 @@ def plan(
     )
 
 
-#: The columns of the plan: title, and what a stack has there.
+#: The columns of the plan: title, and value for a stack.
 COLUMNS: Final[tuple[tuple[str, Callable[[StagePlan], object]], ...]] = (
     ("stack", lambda stage: stage.index),
     ("place", lambda stage: stage.position),

@@ -189,7 +189,7 @@ class ProgressiveDataLoader:
             "stack_idx": self.stack_idx,
             "training_objective": self.training_objective,
             "sample_ids": ids_B,
-            "cache_keys": cache_keys(ids_B, steps_B if self._time_is_input else None),
+            "cache_keys": cache_keys(ids_B, time_B if self._time_is_input else None),
         }
         if made.clm_mask is not None:
             batch["clm_mask"] = made.clm_mask

@@ -1,4 +1,4 @@
-"""The exporter ``merged``: a model without its adapters, whose work the weights then do."""
+"""The exporter ``merged``: write a model with its adapters merged into the weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from arb_ternary_progressive.rack import Rack
 
 
 class MergedExporter:
-    """Safetensors of a rack whose adapters have been merged; stacks that had some are then
-    float32.
-    """
+    """Writes safetensors of a rack with merged adapters; stacks with adapters become float32."""
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
         """Write a merged copy of ``model`` to the file ``destination``, atomically.
@@ -29,7 +27,7 @@ class MergedExporter:
         """
         if not isinstance(model, Rack):
             raise UsageProblem(
-                f"exporter 'merged': it merges the adapters of racks; the model is a "
+                f"exporter 'merged': the model must be a rack, whose adapters are merged, not a "
                 f"{type(model).__name__}",
                 "Use --format safetensors.",
             )
@@ -38,5 +36,5 @@ class MergedExporter:
 
 
 def build(config: None) -> MergedExporter:
-    """Factory of the exporter ``merged``."""
+    """Build the exporter ``merged``."""
     return MergedExporter()

@@ -1,4 +1,4 @@
-"""How hidden states are kept: float32, bfloat16, or int8 with a scale a position.
+"""Number formats of cached hidden states: float32, bfloat16, or int8 with a scale per position.
 
 Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 """
@@ -16,17 +16,17 @@ from arb_ternary_progressive.config import CacheDtype
 
 CACHE_DTYPES: Final[tuple[CacheDtype, ...]] = get_args(CacheDtype)
 
-#: Bytes of one number.
+#: Bytes per number.
 _WIDTHS: Final[dict[CacheDtype, int]] = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @frozen
 class HiddenCodec:
-    """Hidden states as bytes and back.
+    """Encodes hidden states as bytes, and decodes them.
 
-    ``float32`` is exact. ``bfloat16`` rounds to the nearest even. ``int8`` keeps ``s = max|x| /
-    127`` of each position in float32 and ``round_half_even(x / s)``; a position of zeros stays
-    zero. What a sample becomes does not depend on the batch that it is in.
+    ``float32`` is exact. ``bfloat16`` rounds to nearest even. ``int8`` stores ``s = max|x| / 127``
+    of each position in float32 and ``round_half_even(x / s)``; a position of zeros stays zero. The
+    encoding of a sample does not depend on the other samples of its batch.
 
     Raises:
         UsageProblem: there is no such format.
@@ -44,16 +44,16 @@ class HiddenCodec:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is lost."""
+        """Whether decoding gives the original numbers."""
         return self.dtype == "float32"
 
     def sample_bytes(self, positions: int, width: int) -> int:
-        """Bytes of one sample."""
+        """Return the bytes of one sample."""
         scales = 4 * positions if self.dtype == "int8" else 0
         return positions * width * _WIDTHS[self.dtype] + scales
 
     def encode(self, hidden_BSD: Tensor) -> Tensor:
-        """uint8 ``[B, sample_bytes]`` on the host: the numbers of a sample, then its scales."""
+        """Return uint8 ``[B, sample_bytes]`` on the host: numbers of a sample, then its scales."""
         x_BSD = hidden_BSD.detach().to(device="cpu", dtype=torch.float32).contiguous()
         samples = x_BSD.size(0)
         if self.dtype == "float32":
@@ -73,7 +73,7 @@ class HiddenCodec:
         )
 
     def decode(self, bytes_BN: Tensor, positions: int, width: int) -> Tensor:
-        """float32 ``[B, S, D]`` of what :meth:`encode` made."""
+        """Return float32 ``[B, S, D]`` from the result of :meth:`encode`."""
         samples = bytes_BN.size(0)
         if self.dtype == "float32":
             return bytes_BN.contiguous().view(torch.float32).view(samples, positions, width)
@@ -94,9 +94,7 @@ class HiddenCodec:
         return codes_BSD.to(torch.float32) * scale_BS1
 
     def rounded(self, hidden_BSD: Tensor) -> Tensor:
-        """``decode(encode(hidden))``, float32 where ``hidden`` is: what the cache would give
-        back.
-        """
+        """Return ``decode(encode(hidden))``, float32 on the device of ``hidden``."""
         _, positions, width = hidden_BSD.shape
         if self.exact:
             return hidden_BSD.detach().to(torch.float32)

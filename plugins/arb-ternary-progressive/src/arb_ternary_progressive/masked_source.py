@@ -1,7 +1,7 @@
-"""Another data source whose vocabulary has one more id at its end, for hidden tokens.
+"""The data source ``with_mask_token``: another source with one more id for hidden tokens.
 
-The streams stay as they are; only the tokenizer grows. Bytes need no such id: byte 255 occurs in no
-UTF-8 text.
+The streams are unchanged; only the tokenizer grows. Bytes need no such id: byte 255 does not occur
+in UTF-8 text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from arb_ternary_text.data.tokenizers import (
     Tokenizer,
 )
 
-#: The last code point. Unicode keeps it out of text for ever, for uses within a program.
+#: The last code point, a noncharacter that Unicode reserves for internal use.
 _MASK: Final = "\U0010ffff"
 
 
@@ -31,15 +31,15 @@ _MASK: Final = "\U0010ffff"
 class WithMaskTokenConfig:
     """Options of the data source ``with_mask_token``."""
 
-    source: DataChoice = option(help="the data source whose vocabulary gets the id")
+    source: DataChoice = option(help="data source whose vocabulary gets one more id")
 
 
 def build(config: WithMaskTokenConfig) -> StreamSource:
-    """The factory that the ``with_mask_token`` source registers."""
+    """Build the data source ``with_mask_token``."""
     source = config.source.build()
     if not isinstance(source, StreamSource):
         raise DataError(
-            f"with_mask_token: the data source {config.source.name!r} is no stream of tokens"
+            f"with_mask_token: the data source {config.source.name!r} is not a stream of tokens"
         )
     return StreamSource(
         f"{source.name} with mask token",
@@ -50,21 +50,19 @@ def build(config: WithMaskTokenConfig) -> StreamSource:
 
 
 def with_mask_token(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer of the same kind with the ids of ``tokenizer`` and one more, the last, which no
-    text is encoded to.
+    """Return a tokenizer of the same kind with one more id, the last, which no text is encoded to.
 
-    Bytes are returned as they are: their last id is free already.
+    A byte tokenizer is returned as it is, because its last id is free.
 
     Raises:
-        DataError: the tokenizer is of a kind that is not known here, or uses the last code point
-            already.
+        DataError: the tokenizer is of an unknown kind, or uses the last code point already.
     """
     if isinstance(tokenizer, ByteTokenizer):
         return tokenizer
     if isinstance(tokenizer, CharacterTokenizer):
         if tokenizer.alphabet[-1] == _MASK:
             raise DataError(
-                "with_mask_token: the text holds U+10FFFF, which is to stand for hidden tokens"
+                "with_mask_token: the text contains U+10FFFF, which is needed for hidden tokens"
             )
         return CharacterTokenizer(tokenizer.alphabet + _MASK)
     if isinstance(tokenizer, IdTokenizer):
@@ -72,14 +70,14 @@ def with_mask_token(tokenizer: Tokenizer) -> Tokenizer:
     if isinstance(tokenizer, FileTokenizer):
         return _extended(tokenizer)
     raise DataError(
-        f"with_mask_token: a tokenizer of the class {type(tokenizer).__name__} cannot get an id "
-        f"more",
+        f"with_mask_token: a tokenizer of the class {type(tokenizer).__name__} cannot get another "
+        f"id",
         "Set mask_token_id of the masking strategy to an id that the data does not use.",
     )
 
 
 def _extended(tokenizer: FileTokenizer) -> FileTokenizer:
-    """The file's tokenizer with one more added token, beyond its largest id."""
+    """Return the tokenizer with one more added token, after its largest id."""
     definition: dict[str, Any] = json.loads(tokenizer.definition)
     size = tokenizer.vocabulary_size
     added = {
@@ -95,9 +93,9 @@ def _extended(tokenizer: FileTokenizer) -> FileTokenizer:
     extended = FileTokenizer(json.dumps(definition, ensure_ascii=False))
     if extended.vocabulary_size != size + 1:
         raise DataError(
-            f"with_mask_token: the tokenizer file has {size} ids with gaps between them, and the "
-            f"package `tokenizers` gives an added token another id than {size}",
-            "Add a token of its own to the file, and set mask_token_id of the masking strategy to "
-            "its id.",
+            f"with_mask_token: the tokenizer file has {size} ids with gaps between them, so the "
+            f"package `tokenizers` does not give an added token the id {size}",
+            "Add a mask token to the file, and set mask_token_id of the masking strategy to its "
+            "id.",
         )
     return extended

@@ -1,7 +1,7 @@
-"""Which positions of a sample are hidden, and what stands in their place.
+"""Choose the hidden positions of a sample, and replace their tokens.
 
-Both are pure functions of the sample's id, its time and the seed, by the counter hash of the core:
-the same in any row of any batch, on every device, and in every epoch.
+Both are pure functions of the sample's id, its time and the seed, by the counter hash of the core.
+They are the same in any row of any batch, on every device, and in every epoch.
 
 Shapes: ``B`` samples, ``S`` positions.
 """
@@ -18,43 +18,40 @@ from torch import Tensor
 from arb_ternary.counters.hashing import counter_hash_rows, stream_id, uniform_
 from arb_ternary.errors import ConfigError
 
-# : Streams of the hash: the order in which positions are hidden, what replaces a token, which
-# random token.
+# Streams of the hash: the order in which positions are hidden, the kind of replacement, and the
+# random tokens.
 _POSITIONS: Final = stream_id("arb_ternary_progressive.positions")
 _REPLACEMENT: Final = stream_id("arb_ternary_progressive.replacement")
 _RANDOM_TOKEN: Final = stream_id("arb_ternary_progressive.random_token")
 
-#: Times that differ by less than this have the same masks.
+#: Resolution of times: those that differ by less than 1 / _TIMES have the same masks.
 _TIMES: Final = 1 << 20
 
 
 def hidden_count(positions: int, share: float) -> int:
-    """``floor(positions share)``. A product that floating point leaves a hair below a whole number
-    is that number.
-    """
+    """Return ``floor(positions share)``, with a tolerance for floating-point error."""
     return math.floor(positions * share + 1e-9)
 
 
 def time_key(time: float | None) -> int:
-    """The whole number by which a time enters the hash; 0 where there is no time."""
+    """Return the integer that stands for a time in the hash; 0 without a time."""
     return 0 if time is None else 1 + round(time * _TIMES)
 
 
 def hidden_positions(
     sample_ids_B: Tensor, positions: int, shares: Sequence[float], keys: Sequence[int], seed: int
 ) -> Tensor:
-    """Bool ``[B, S]``, true in exactly ``floor(S share)`` positions of each row.
+    """Return bool ``[B, S]``, true at exactly ``floor(S share)`` positions of each row.
 
     Args:
         sample_ids_B: identity of each sample, int64.
         positions: ``S``.
-        shares: of the hidden positions, one a row.
-        keys: what enters the hash for time, one a row; see :func:`time_key`.
-        seed: of the run.
+        shares: share of hidden positions, one per row.
+        keys: hash keys of the times, one per row; see :func:`time_key`.
+        seed: seed of the run.
     """
     order_BS = _hash(sample_ids_B, positions, keys, seed, _POSITIONS)
-    # The place of each position in the order of the hashes; of equal ones the earlier position
-    # comes first.
+    # The rank of each position in the order of the hashes. Ties go to the earlier position.
     rank_BS = order_BS.argsort(dim=1, stable=True).argsort(dim=1)
     counts_B = torch.tensor(
         [hidden_count(positions, share) for share in shares], device=rank_BS.device
@@ -74,25 +71,25 @@ def corrupt(
     mask_share: float,
     random_share: float,
 ) -> Tensor:
-    """``tokens_BS`` with hidden tokens replaced: by the mask token, by a random one, or, for the
-    rest, not at all.
+    """Return ``tokens_BS`` with hidden tokens replaced by the mask token, a random one, or not at
+    all.
 
-    What replaces a token does not depend on it. A random token is any but the mask token, each as
-    likely as the others.
+    The replacement does not depend on the token. A random token is uniform over all ids but the
+    mask token.
 
     Args:
         tokens_BS: the samples, int64.
         hidden_BS: the positions that may change.
         sample_ids_B: identity of each sample.
         keys: as in :func:`hidden_positions`.
-        seed: of the run.
-        vocabulary_size: number of token ids, the mask token's included.
-        mask_token: id that stands for a hidden token.
+        seed: seed of the run.
+        vocabulary_size: number of token ids, the mask token included.
+        mask_token: id of the mask token.
         mask_share: probability of the mask token.
         random_share: probability of a random token.
 
     Raises:
-        ConfigError: there is no token besides the mask token to draw from.
+        ConfigError: there is no token but the mask token to draw from.
     """
     positions = tokens_BS.shape[1]
     draw_BS = uniform_(_hash(sample_ids_B, positions, keys, seed, _REPLACEMENT))
@@ -101,7 +98,7 @@ def corrupt(
         return replaced_BS
     if vocabulary_size < 2:
         raise ConfigError(
-            f"random_share: a vocabulary of {vocabulary_size} has no token besides the mask token"
+            f"random_share: a vocabulary of {vocabulary_size} has no token but the mask token"
         )
     random_BS = _hash(sample_ids_B, positions, keys, seed, _RANDOM_TOKEN).long() & 0x7FFFFFFF
     random_BS %= vocabulary_size - 1
@@ -113,7 +110,7 @@ def corrupt(
 def _hash(
     sample_ids_B: Tensor, positions: int, keys: Sequence[int], seed: int, stream: int
 ) -> Tensor:
-    """int32 ``[B, S]``; row ``b`` depends on its sample id and key alone."""
+    """Return int32 ``[B, S]``; row ``b`` depends on its sample id and key alone."""
     distinct = sorted(set(keys))
     if len(distinct) == 1:
         return counter_hash_rows(sample_ids_B, positions, seed, distinct[0], stream)

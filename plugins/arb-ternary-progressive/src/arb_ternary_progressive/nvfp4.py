@@ -1,14 +1,14 @@
-"""NVFP4: 4-bit floats in blocks of 16, each block with a scale of 8 bits, the whole with one of 32.
+"""NVFP4: 4-bit floats in blocks of 16, with an 8-bit scale per block and a 32-bit scale per matrix.
 
-``W[n, k] = code[n, k] * scale[n, k // 16] * tensor_scale``: codes are E2M1 (0, 0.5, 1, 1.5, 2, 3,
-4, 6 and their negatives), scales are E4M3. With hardware that has the format or not, what is stored
-is the format: codes two to a byte, the first in the low half.
+``W[n, k] = code[n, k] * scale[n, k // 16] * tensor_scale``. Codes are E2M1 (0, 0.5, 1, 1.5, 2, 3,
+4, 6 and their negatives), scales are E4M3. Two codes are stored per byte, the first in the low
+half, whether the hardware supports the format or not.
 
-Quantisation is NVIDIA's: ``tensor_scale = max|W| / (6 * 448)``, so that the largest block scale is
-448, the largest of E4M3; each block's scale is ``max|block| / (6 * tensor_scale)`` rounded to E4M3;
-each weight is rounded to the nearest code, to the one with an even number where two are as near.
+Quantisation is NVIDIA's. ``tensor_scale = max|W| / (6 * 448)``, so that the largest block scale is
+448, the largest value of E4M3. The scale of a block is ``max|block| / (6 * tensor_scale)``, rounded
+to E4M3. Each weight is rounded to the nearest code; ties go to the even code.
 
-Shapes: ``N`` rows, ``K`` columns, ``J = ceil(K / 16)`` blocks of a row.
+Shapes: ``N`` rows, ``K`` columns, ``J = ceil(K / 16)`` blocks per row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 BLOCK: Final = 16
 #: The magnitudes of the codes 0 to 7; code 8 + i is the negative of code i.
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-#: Half way between neighbours.
+#: Midpoints between neighbouring magnitudes.
 _MIDPOINTS: Final = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _LARGEST_SCALE: Final = 448.0
 
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
     """A matrix in NVFP4.
 
     Attributes:
-        codes: uint8 ``[N, 8 J]``, two codes a byte.
+        codes: uint8 ``[N, 8 J]``, two codes per byte.
         scales: float8_e4m3fn ``[N, J]``.
         tensor_scale: float32, a scalar.
     """
@@ -45,7 +45,7 @@ def pack_nvfp4(weight_NK: Tensor) -> Packed:
     """Quantise a float matrix; columns beyond ``K`` in the last block are zero.
 
     Raises:
-        ValueError: it is not a matrix, or has an element that is not finite.
+        ValueError: it is not a matrix, or an element is not finite.
     """
     if weight_NK.dim() != 2:
         raise ValueError(f"NVFP4 stores matrices, got shape {tuple(weight_NK.shape)}")
@@ -61,7 +61,7 @@ def pack_nvfp4(weight_NK: Tensor) -> Packed:
     wanted_NJ = blocks_NJB.abs().amax(dim=-1) / (E2M1[-1] * divisor)
     scales_NJ = wanted_NJ.clamp_max(_LARGEST_SCALE).to(torch.float8_e4m3fn)
     unit_NJ = scales_NJ.to(torch.float32) * tensor_scale
-    # A block whose scale is 0 has only zeros, or weights too small for any code.
+    # A block with scale 0 has only zeros, or weights that are too small for any code.
     inverse_NJ = torch.where(unit_NJ > 0, 1.0 / unit_NJ, 0.0)
     scaled = blocks_NJB * inverse_NJ[..., None]
     code = _nearest_code(scaled.abs())
@@ -70,13 +70,13 @@ def pack_nvfp4(weight_NK: Tensor) -> Packed:
 
 
 def unpack_nvfp4(packed: Packed, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The matrix ``[N, columns]`` that ``packed`` stands for."""
+    """Return the matrix ``[N, columns]`` that ``packed`` represents."""
     rows, blocks = packed.scales.shape
     device = packed.codes.device
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
     byte = torch.arange(256, device=device)
-    # Two weights for each byte at one look-up: an index for each weight would take eight times what
-    # is stored.
+    # One look-up gives the two weights of a byte. An index per weight would take eight times the
+    # memory of the codes.
     pairs = torch.stack((table[byte & 15], table[byte >> 4]), dim=1)
     values = pairs[packed.codes.int()].view(rows, blocks, BLOCK)
     unit_NJ = packed.scales.to(torch.float32) * packed.tensor_scale
@@ -86,6 +86,6 @@ def unpack_nvfp4(packed: Packed, columns: int, dtype: torch.dtype = torch.float3
 def _nearest_code(magnitude: Tensor) -> Tensor:
     code = torch.zeros(magnitude.shape, dtype=torch.int16, device=magnitude.device)
     for lower, midpoint in enumerate(_MIDPOINTS):
-        # At a midpoint the even one of the two codes, the upper when the lower is odd.
+        # A midpoint goes to the even code: the upper one if the lower is odd.
         code += (magnitude >= midpoint) if lower % 2 else (magnitude > midpoint)
     return code

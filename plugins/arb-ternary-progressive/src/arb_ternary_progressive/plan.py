@@ -1,20 +1,20 @@
-"""What a growing rack will be and need, stack by stack, before a run.
+"""Plan a growing rack: shape, trained parameters and memory of each stack before a run.
 
-Bytes are counted, not estimated: a rack with one block a stack, and one with two, are built, frozen
-and run forward and backward as the run would do it, with its batch and its block size. Nothing is
-trained: the optimizer is made, and says what it will keep, but never steps. What is stored, what
-gradients and optimizer take and what the backward pass keeps all grow linearly with the number of
-blocks, so that two counts give the rest. The rack itself is never built.
+Bytes are counted, not estimated. A rack with one block per stack, and racks with one block more,
+are built, frozen and run forward and backward like the run does it, with its batch and its block
+size. Nothing is trained: the optimizer is made and reports what it will keep, but never steps.
+Weights, gradients, optimizer state and saved activations all grow linearly with the number of
+blocks, so a few counts give the rest. The rack itself is never built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from attrs import asdict, evolve, frozen
+from attrs import asdict, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -32,6 +32,7 @@ from arb_ternary_train.optim.planned_state import planned_state_bytes
 if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
     from arb_ternary_progressive.config import GrowthConfig
+    from arb_ternary_progressive.rack import Rack
 
 
 @frozen
@@ -40,41 +41,41 @@ class Memory:
 
     Attributes:
         weights: parameters and buffers: weights, exponents, accumulators.
-        gradients: of float parameters, and what ternary modules hold within a step, votes that may
-            be undone included.
-        optimizer: what the optimizer will keep.
-        activations: what the backward pass keeps of one micro-batch.
+        gradients: gradients of float parameters, and the working memory of ternary modules within a
+            step, votes that may be undone included.
+        optimizer: state of the optimizer.
+        activations: tensors that the backward pass of one micro-batch needs.
         cache: hidden states of the trunk in the activation cache.
     """
 
     weights: int
     gradients: int
     optimizer: int
-    activations: int = 0
-    cache: int = 0
+    activations: int
+    cache: int
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.cache
 
 
 @frozen(kw_only=True)
 class StagePlan:
-    """One stack's training as planned.
+    """The planned training of one stack.
 
     Attributes:
-        index: in the order of building.
-        position: in the order of computation, while it is trained.
-        blocks: of the stack.
+        index: index of the stack in the order of building.
+        position: place of the stack in the order of computation, while it is trained.
+        blocks: blocks of the stack.
         depth: blocks of the rack.
-        precision: what the stack is stored in.
-        trunk: what learns beside it: none, frozen or qlora.
-        time_step: its time step; None where time is an input.
-        hidden_share: share of hidden positions then; None where time is an input, or where time
-            hides nothing.
+        precision: format of the stack.
+        trunk: what learns in the trunk: none, frozen or qlora.
+        time_step: time step of the stack; None if time is an input.
+        hidden_share: share of hidden positions at that step; None if it is not fixed, or if the
+            masking does not depend on time.
         parameters: learnable numbers of the rack, frozen ones included.
-        trainable: of these, those that learn now.
+        trainable: those of them that learn now.
         memory: bytes of the whole rack in training.
     """
 
@@ -91,52 +92,221 @@ class StagePlan:
     memory: Memory
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers and strings."""
+        """Return plain numbers and strings."""
         return {**asdict(self), "memory": {**asdict(self.memory), "total": self.memory.total}}
 
 
 @frozen
 class CacheNeed:
-    """What the activation cache will be asked to hold: samples, bytes it may have, and number
-    format.
+    """What the activation cache is asked to hold.
+
+    Attributes:
+        samples: number of samples.
+        budget: most bytes.
+        codec: number format.
     """
 
     samples: int
     budget: int
     codec: HiddenCodec
 
+    def nbytes(self, positions: int, width: int) -> int:
+        """Return the bytes of the samples that fit into the budget."""
+        sample = self.codec.sample_bytes(positions, width)
+        return min(self.samples, self.budget // sample) * sample
 
-def measured_memory(
-    rack: nn.Module, optimizer: Optimizer, activations: int = 0, cache: int = 0
-) -> Memory:
-    """The bytes of ``rack`` as it stands, counted from its tensors, and of ``optimizer`` to come;
-    shared count once.
+
+@frozen(kw_only=True)
+class GrowthPlan:
+    """A rack to plan, and how it is trained.
+
+    Attributes:
+        make_builder: returns a builder whose rack has a first stack of the given number of blocks.
+        growth: how the rack grows.
+        blocks: number of blocks of each stack.
+        make_optimizer: returns the optimizer, like the run.
+        batch: a micro-batch.
+        positions: positions of a sample in the residual stream.
+        cache: what the cache is asked to hold; None without a cache.
+        trained_from: index of the first stack that is trained.
+        masking: hides the tokens.
+        autocast: context of the forward pass.
     """
+
+    make_builder: Callable[[int], ProgressiveRackBuilder]
+    growth: GrowthConfig
+    blocks: Sequence[int]
+    make_optimizer: Callable[[Trainable], Optimizer]
+    batch: MaskedBatch
+    positions: int
+    cache: CacheNeed | None = None
+    trained_from: int = 0
+    masking: MaskingStrategy | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def trained(self) -> range:
+        """The stacks that have a plan; only the last if all are trained at once."""
+        count = len(self.blocks)
+        return range(self.trained_from if self.growth.enabled else count - 1, count)
+
+    def stages(self) -> list[StagePlan]:
+        """Return the plan of each stack, in the order of building."""
+        # One block per stack; one more in the first stack; one more in each other stack.
+        base, deeper_first, deeper_rest = (
+            self._probe(*shape) for shape in ((1, 1), (2, 1), (1, 2))
+        )
+        stages = []
+        for index in self.trained:
+            probe = base[index]
+            # Every stack after the first has the same number of blocks.
+            more_in_first = self.blocks[0] - 1
+            more_in_rest = self.blocks[index] - 1 if index else 0
+            counts = _Counts._make(
+                at_one + (with_first - at_one) * more_in_first + (with_rest - at_one) * more_in_rest
+                for at_one, with_first, with_rest in zip(
+                    probe.counts, deeper_first[index].counts, deeper_rest[index].counts, strict=True
+                )
+            )
+            cached = 0
+            if self.cache is not None and not probe.stage.uncacheable:
+                cached = self.cache.nbytes(self.positions, probe.stage.rack.config.width)
+            time_step, share = self._time(index)
+            stages.append(
+                StagePlan(
+                    index=index,
+                    position=probe.stage.position,
+                    blocks=self.blocks[index],
+                    depth=sum(self.blocks[: index + 1]),
+                    precision=probe.precision,
+                    trunk=probe.stage.trunk,
+                    time_step=time_step,
+                    hidden_share=share,
+                    parameters=counts.parameters,
+                    trainable=counts.trainable,
+                    memory=Memory(
+                        counts.weights,
+                        counts.gradients,
+                        counts.optimizer,
+                        counts.activations,
+                        cached,
+                    ),
+                )
+            )
+        return stages
+
+    def _probe(self, first_blocks: int, other_blocks: int) -> dict[int, _Probe]:
+        """Build a small rack and count for each trained stack, by its index."""
+        builder = self.make_builder(first_blocks)
+        rack = builder.build_rack()
+        probes = {}
+        for index in range(len(self.blocks)):
+            if index:
+                builder.add_stack(n_blocks=other_blocks)
+            if not self.growth.enabled and index not in self.trained:
+                continue
+            if self.growth.enabled:
+                stage = Stage.enter(builder, self.growth.trunk_strategy)
+            else:
+                stage = Stage.whole(rack)
+            probes[index] = _Probe(stage, stage.stack.precision, self._count(stage))
+        return probes
+
+    def _count(self, stage: Stage) -> _Counts:
+        """Run a micro-batch forward and backward, and count."""
+        rack = stage.rack
+        rack.train()
+        optimizer = self.make_optimizer(collect_trainable(rack))
+        for _, module in ternary_modules(rack):
+            module.undoable = may_refuse(optimizer)
+
+        inputs: dict[str, Any] = {}
+        if not stage.uncacheable:
+            with torch.no_grad(), self.autocast():
+                hidden_BSD = rack.trunk(self.batch.inputs, stage.position)
+            inputs = {"hidden": hidden_BSD, "from_stack": stage.position}
+
+        def forward() -> Tensor:
+            with self.autocast():
+                return masked_loss(rack(self.batch.inputs, **inputs), self.batch)
+
+        loss, activations = kept_for_backward(rack, forward)
+        loss.backward()  # type: ignore[no-untyped-call]
+        weights, gradients = _stored_bytes(rack)
+        counts = _Counts(
+            weights=weights,
+            gradients=gradients,
+            optimizer=planned_state_bytes(optimizer),
+            activations=activations,
+            parameters=audit(rack).parameters,
+            trainable=_trainable_numbers(collect_trainable(rack)),
+        )
+        rack.zero_grad()
+        for _, module in ternary_modules(rack):
+            module.commit_votes()
+        return counts
+
+    def _time(self, index: int) -> tuple[int | None, float | None]:
+        """Return the time step of a stack and its share of hidden positions, if they are fixed."""
+        growth = self.growth
+        if growth.time_interpretation == "input":
+            return None, None
+        step = growth.time_step(index, len(self.blocks))
+        masking = self.masking
+        if not isinstance(masking, TimeStepMasking):
+            return step, None
+        time = time_of_step(step, growth.num_time_steps)
+        return step, masking.fractions[step_of_time(time, masking.growth.num_time_steps)]
+
+
+class _Counts(NamedTuple):
+    """Numbers that grow linearly with the blocks of a rack; see :class:`Memory`."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    parameters: int
+    trainable: int
+
+
+@frozen
+class _Probe:
+    """The counts of one stack of a small rack. Later stacks change the rack of ``stage``."""
+
+    stage: Stage
+    precision: str
+    counts: _Counts
+
+
+def _stored_bytes(rack: Rack) -> tuple[int, int]:
+    """Return the bytes of weights and of gradients; shared tensors count once."""
     weights = {id(tensor): tensor.nbytes for tensor in (*rack.parameters(), *rack.buffers())}
-    gradients = [
-        parameter.grad.nbytes for parameter in rack.parameters() if parameter.grad is not None
-    ]
-    modules = [module for _, module in ternary_modules(rack)]
-    # Accumulators of 2 bits are working memory and a buffer.
-    working = [
-        tensor.nbytes
-        for each in modules
-        for tensor in each.working_memory()
-        if id(tensor) not in weights
-    ]
-    working += [tensor.nbytes for each in modules for tensor in (each.kept_votes or {}).values()]
-    return Memory(
-        weights=sum(weights.values()),
-        gradients=sum(gradients) + sum(working),
-        optimizer=planned_state_bytes(optimizer),
-        activations=activations,
-        cache=cache,
-    )
+    gradients = 0
+    for parameter in rack.parameters():
+        if parameter.grad is not None:
+            gradients += parameter.grad.nbytes
+    for _, module in ternary_modules(rack):
+        for tensor in module.working_memory():
+            # Accumulators of 2 bits are working memory and a buffer.
+            if id(tensor) not in weights:
+                gradients += tensor.nbytes
+        gradients += sum(tensor.nbytes for tensor in (module.kept_votes or {}).values())
+    return sum(weights.values()), gradients
+
+
+def _trainable_numbers(trainable: Trainable) -> int:
+    total = sum(parameter.numel() for parameter in trainable.floats.values())
+    for ternary in trainable.ternary.values():
+        total += ternary.shape.out_features * ternary.shape.in_features
+    total += sum(stored.stored_weights for stored in trainable.stored.values())
+    return total
 
 
 def kept_for_backward(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """What ``forward`` returns, and the bytes that autograd keeps until its backward; weights do
-    not count.
+    """Return the result of ``forward`` and the bytes that autograd keeps for its backward pass.
+
+    Weights do not count.
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in (*rack.parameters(), *rack.buffers())}
     kept: dict[int, int] = {}
@@ -146,7 +316,8 @@ def kept_for_backward(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[T
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)  # or the address could be given to another tensor
+            # Its address must not be given to another tensor.
+            alive.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -155,182 +326,6 @@ def kept_for_backward(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[T
 
 
 def tokens_like(batch_size: int, block_size: int) -> MaskedBatch:
-    """A micro-batch of token ids, for all of which one stands."""
+    """Return a micro-batch of token ids; their values do not matter for a plan."""
     tokens_BS = torch.zeros(batch_size, block_size, dtype=torch.int64)
     return MaskedBatch(tokens_BS, tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool))
-
-
-def plan_growth(
-    make_builder: Callable[[int], ProgressiveRackBuilder],
-    growth: GrowthConfig,
-    blocks: Sequence[int],
-    *,
-    make_optimizer: Callable[[Trainable], Optimizer],
-    batch: MaskedBatch,
-    positions: int,
-    cache: CacheNeed | None,
-    trained_from: int = 0,
-    masking: MaskingStrategy | None = None,
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> list[StagePlan]:
-    """The plan of a rack with these numbers of blocks, stack by stack in the order of building.
-
-    Args:
-        make_builder: a builder whose rack has its first stack, of so many blocks.
-        growth: how it grows.
-        blocks: of each stack.
-        make_optimizer: as the run makes it.
-        batch: a micro-batch.
-        positions: of the residual stream of a sample.
-        cache: None where nothing is kept.
-        trained_from: index of the first stack that is trained. Where all are trained at once, there
-            is one plan, for the last.
-        masking: hides the tokens.
-        autocast: what the forward pass runs under.
-    """
-    shapes = [(1, 1), (2, 1), (1, 2)]
-    probes = [
-        _probe(make_builder, growth, len(blocks), shape, make_optimizer, batch, autocast)
-        for shape in shapes
-    ]
-    stages = []
-    for index in range(trained_from if growth.enabled else len(blocks) - 1, len(blocks)):
-        base, deeper_first, deeper_rest = (probe[index] for probe in probes)
-        counts = {
-            name: _extrapolated(
-                base.counts[name],
-                deeper_first.counts[name],
-                deeper_rest.counts[name],
-                blocks,
-                index,
-            )
-            for name in base.counts
-        }
-        width = base.width
-        kept = 0
-        if cache is not None and base.cacheable:
-            sample = cache.codec.sample_bytes(positions, width)
-            kept = min(cache.samples, cache.budget // sample) * sample
-        time_step, share = _time(growth, index, len(blocks), masking)
-        stages.append(
-            StagePlan(
-                index=index,
-                position=base.position,
-                blocks=blocks[index],
-                depth=sum(blocks[: index + 1]),
-                precision=base.precision,
-                trunk=base.trunk,
-                time_step=time_step,
-                hidden_share=share,
-                parameters=counts.pop("parameters"),
-                trainable=counts.pop("trainable"),
-                memory=evolve(Memory(**counts), cache=kept),
-            )
-        )
-    return stages
-
-
-@frozen
-class _Probe:
-    """What was counted while one stack of a small rack was trained."""
-
-    position: int
-    precision: str
-    trunk: str
-    cacheable: bool
-    width: int
-    counts: dict[str, int]
-
-
-def _extrapolated(
-    base: int, deeper_first: int, deeper_rest: int, blocks: Sequence[int], index: int
-) -> int:
-    """The count at ``blocks``, from those at one block a stack and at one block more in the first
-    or in each other.
-    """
-    first = (deeper_first - base) * (blocks[0] - 1)
-    # Every later stack has as many blocks as the next: one number describes them.
-    rest = (deeper_rest - base) * (blocks[index] - 1) if index else 0
-    return base + first + rest
-
-
-def _probe(
-    make_builder: Callable[[int], ProgressiveRackBuilder],
-    growth: GrowthConfig,
-    target: int,
-    shape: tuple[int, int],
-    make_optimizer: Callable[[Trainable], Optimizer],
-    batch: MaskedBatch,
-    autocast: Callable[[], AbstractContextManager[Any]],
-) -> dict[int, _Probe]:
-    """Run a rack of ``shape`` (blocks of the first stack, of each other) forward and backward for
-    each stack; count.
-
-    Returns:
-        What was counted, by the index of the stack.
-    """
-    builder = make_builder(shape[0])
-    rack = builder.build_rack()
-    found = {}
-    for index in range(target):
-        if index:
-            builder.add_stack(n_blocks=shape[1])
-        if not growth.enabled and index < target - 1:
-            continue
-        stage = Stage.enter(builder, growth.trunk_strategy) if growth.enabled else Stage.whole(rack)
-        rack.train()
-        optimizer = make_optimizer(collect_trainable(rack))
-        for _, module in ternary_modules(rack):
-            module.undoable = may_refuse(optimizer)
-        inputs: dict[str, Any] = {}
-        if not stage.uncacheable:
-            with torch.no_grad(), autocast():
-                inputs = {
-                    "hidden": rack.trunk(batch.inputs, stage.position),
-                    "from_stack": stage.position,
-                }
-
-        def loss(inputs: dict[str, Any] = inputs) -> Tensor:
-            with autocast():
-                return masked_loss(rack(batch.inputs, **inputs), batch)
-
-        value, activations = kept_for_backward(rack, loss)
-        value.backward()  # type: ignore[no-untyped-call]
-        memory = measured_memory(rack, optimizer, activations)
-        rack.zero_grad()
-        for _, module in ternary_modules(rack):
-            module.commit_votes()
-        trainable = collect_trainable(rack)
-        learning = sum(parameter.numel() for parameter in trainable.floats.values())
-        learning += sum(
-            module.shape.out_features * module.shape.in_features
-            for module in trainable.ternary.values()
-        )
-        learning += sum(module.stored_weights for module in trainable.stored.values())
-        counts = {name: value for name, value in asdict(memory).items() if name != "cache"}
-        counts |= {"parameters": audit(rack).parameters, "trainable": learning}
-        stack = rack.ordered_stacks[stage.position]
-        found[index] = _Probe(
-            stage.position,
-            stack.precision,
-            stage.trunk,
-            not stage.uncacheable,
-            rack.config.width,
-            counts,
-        )
-    return found
-
-
-def _time(
-    growth: GrowthConfig, index: int, target: int, masking: MaskingStrategy | None
-) -> tuple[int | None, float | None]:
-    """The time step of a stack, and the share of positions that ``masking`` hides at it, where both
-    are fixed.
-    """
-    if growth.time_interpretation == "input":
-        return None, None
-    step = growth.time_step(index, target)
-    time = time_of_step(step, growth.num_time_steps)
-    if not isinstance(masking, TimeStepMasking):
-        return step, None
-    return step, masking.fractions[step_of_time(time, masking.growth.num_time_steps)]

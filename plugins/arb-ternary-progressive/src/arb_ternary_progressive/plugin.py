@@ -17,8 +17,8 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             name="progressive",
             target="arb_ternary_progressive.phase:ProgressivePhase",
             config="arb_ternary_progressive.config:ProgressivePhaseConfig",
-            summary="grows the model stack by stack on a frozen trunk, or on one whose adapters "
-            "learn",
+            summary="grow the model stack by stack, on a trunk that is frozen or learns through "
+            "adapters",
         ),
     )
 
@@ -54,8 +54,7 @@ def arb_register_datasets() -> Sequence[DataSpec]:
             name="with_mask_token",
             target="arb_ternary_progressive.masked_source:build",
             config="arb_ternary_progressive.masked_source:WithMaskTokenConfig",
-            summary="another data source, with one more id at the end of its vocabulary for hidden "
-            "tokens",
+            summary="another data source with one more id, the last, for hidden tokens",
         ),
     )
 

@@ -1,16 +1,16 @@
-"""What a stack is stored in, and the linears that store it so.
+"""The formats that a stack can be stored in, and the linears that implement them.
 
 =========  =============================================================================
 full       float32 parameters
 half       float16 parameters, multiplied in the dtype of the residual stream
 bfloat16   bfloat16 parameters, multiplied in the dtype of the residual stream
 nvfp4      4-bit codes with block scales (:mod:`arb_ternary_progressive.nvfp4`), frozen
-ternary    core's ternary linears, which learn by votes
+ternary    the core's ternary linears, which learn by votes
 qlora      a frozen base, nvfp4 or ternary, with adapters that learn
 =========  =============================================================================
 
-What is stored in few bits stays so when a model is moved or cast: ``model.to(torch.float32)``
-changes the dtype of what is computed, not of what a stack keeps.
+Weights in few bits stay so when a model is moved or cast: ``model.to(torch.float32)`` changes the
+dtype of the computation, not of the stored weights.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _STORED: Final[dict[str, torch.dtype]] = {"half": torch.float16, "bfloat16": tor
 
 
 class _KeepsDtype(nn.Module):
-    """A module whose own tensors keep their dtype whatever the model is cast to; they still move
-    between devices.
+    """A module whose own tensors keep their dtype when the model is cast; they move between
+    devices.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -49,8 +49,9 @@ class _KeepsDtype(nn.Module):
 
 
 class _DecodedLinear(torch.autograd.Function):
-    """``x @ W.T`` with a weight that is made for the product and again in backward, so that nothing
-    dense is kept.
+    """``x @ W.T`` with a weight that is decoded for the product and again in the backward pass.
+
+    No dense weight is kept in between.
     """
 
     @staticmethod
@@ -83,7 +84,7 @@ def _multiply(x: Tensor, weight: Tensor | None, decode: Callable[[torch.dtype], 
 class StoredLinear(_KeepsDtype, FloatLinear):
     """A linear whose weight is stored in 16 bits and multiplied in the dtype of its input.
 
-    Its gradient has the weight's dtype: what is below the smallest float16, 6e-8, is lost.
+    Its gradient has the dtype of the weight: values below the smallest float16, 6e-8, are lost.
     """
 
     def __init__(self, linear: FloatLinear, dtype: torch.dtype) -> None:
@@ -91,7 +92,7 @@ class StoredLinear(_KeepsDtype, FloatLinear):
         self.weight = nn.Parameter(linear.weight.detach().to(dtype))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
-        """``x[..., K] -> [..., N]`` in the dtype of ``x``."""
+        """Return ``x[..., K] -> [..., N]`` in the dtype of ``x``."""
         x = rounded_to_int8(input) if self.activations == "int8" else input
         return _multiply(x, self.weight, self.weight.to)
 
@@ -107,10 +108,10 @@ class StoredRMSNorm(_KeepsDtype, RMSNorm):
 
 
 class NVFP4Linear(_KeepsDtype):
-    """A linear whose weight is stored in NVFP4. It does not learn; an adapter beside it can.
+    """A linear whose weight is stored in NVFP4. It does not learn, but an adapter on it can.
 
     Buffers: ``codes`` uint8 ``[N, 8 J]``, ``scales`` float8_e4m3fn ``[N, J]`` and ``tensor_scale``,
-    a float32, for ``J = ceil(K / 16)``. The dense weight is made for each product and not kept.
+    a float32, with ``J = ceil(K / 16)``. The dense weight is made for each product and not kept.
     """
 
     codes: Tensor
@@ -128,13 +129,13 @@ class NVFP4Linear(_KeepsDtype):
         self.register_buffer("tensor_scale", packed.tensor_scale)
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The matrix ``[N, K]`` that is multiplied with."""
+        """Return the matrix ``[N, K]`` of the product."""
         return unpack_nvfp4(
             Packed(self.codes, self.scales, self.tensor_scale), self.in_features, dtype
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x[..., K] -> [..., N]`` in the dtype of ``x``."""
+        """Return ``x[..., K] -> [..., N]`` in the dtype of ``x``."""
         return _multiply(
             rounded_to_int8(x) if self.activations == "int8" else x, None, self.dense_weight
         )
@@ -150,54 +151,52 @@ Linear: TypeAlias = FloatLinear | TernaryLinear | NVFP4Linear
 
 
 def dense_weight(linear: Linear) -> Tensor:
-    """The weight of any of a stack's linears as float32 ``[N, K]``."""
+    """Return the weight of any linear of a stack as float32 ``[N, K]``."""
     if isinstance(linear, FloatLinear):
         return linear.weight.detach().to(torch.float32)
     return linear.dense_weight()
 
 
 def block_config(config: DecoderConfig, precision: Precision, base: Base) -> DecoderConfig:
-    """The options of the blocks of a stack: float or ternary ones.
+    """Return the options of the blocks of a stack, with float or ternary linears.
 
-    Gains, where there are any, are float in float stacks, and in ternary ones where the model's
-    norms are float.
+    Gains, if there are any, are float in float stacks, and in ternary stacks if the model's norms
+    are float.
     """
     floats: tuple[FloatPart, ...] = ("linears",)
     if is_ternary(precision, base):
         floats = ("norms",) if "norms" in config.float_parts else ()
     elif config.learned_norms or "norms" in config.float_parts:
         floats = ("linears", "norms")
-    # Where linears and gains are float nothing is left that trits could be the mean of.
+    # With float linears nothing is left for trits to be the mean of.
     trits = None if "linears" in floats else config.vector_trits
     return attrs.evolve(config, float_parts=floats, vector_trits=trits)
 
 
 def native_precision(float_parts: Collection[str]) -> Precision:
-    """What the linears of a decoder with these float parts are stored in."""
+    """Return the precision of the linears of a decoder with these float parts."""
     return "full" if "linears" in float_parts else "ternary"
 
 
 def is_ternary(precision: Precision, base: Base) -> bool:
-    """Whether the linears of such a stack are ternary."""
+    """Return whether the linears of such a stack are ternary."""
     return precision == "ternary" or (precision == "qlora" and base == "ternary")
 
 
 def is_frozen(precision: Precision) -> bool:
-    """Whether the stack's own weights never learn."""
+    """Return whether the stack's own weights never learn."""
     return precision in ("nvfp4", "qlora")
 
 
 def make_block(config: DecoderConfig, precision: Precision, base: Base) -> Block:
-    """A new block, stored in ``precision``; ``base`` is what ``qlora`` stands on."""
+    """Return a new block, stored in ``precision``; ``base`` is the base of ``qlora``."""
     block = Block(block_config(config, precision, base))
     store_block(block, precision, base)
     return block
 
 
 def store_block(block: Block, precision: Precision, base: Base) -> None:
-    """Store a block of float32 linears in ``precision``; a block of ternary linears is stored
-    already.
-    """
+    """Store the float32 linears of a block in ``precision``; ternary linears are stored already."""
     dtype = _STORED.get(precision)
     packs = precision == "nvfp4" or (precision, base) == ("qlora", "nvfp4")
     for parent, name, child in _own_children(block):
@@ -210,7 +209,7 @@ def store_block(block: Block, precision: Precision, base: Base) -> None:
 
 
 def widen_block(block: Block) -> None:
-    """Store the linears and float gains of a block in float32, whatever they were stored in."""
+    """Store the linears and float gains of a block in float32, whatever their format."""
     for parent, name, child in _own_children(block):
         if isinstance(child, FloatLinear | TernaryLinear | NVFP4Linear):
             setattr(parent, name, dense_linear(child))
@@ -223,7 +222,7 @@ def widen_block(block: Block) -> None:
 
 
 def _own_children(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Parent, name and module of everything in ``module`` but adapters."""
+    """Return parent, name and module of everything in ``module`` except adapters."""
     found = []
     for name, child in module.named_children():
         if name != "adapters":
@@ -232,7 +231,7 @@ def _own_children(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 
 
 def dense_linear(linear: Linear, weight: Tensor | None = None) -> FloatLinear:
-    """A float32 linear with the weight of ``linear``, or with ``weight``."""
+    """Return a float32 linear with the weight of ``linear``, or with ``weight``."""
     with torch.device("meta"):
         made = FloatLinear(
             linear.in_features, linear.out_features, activations=_activations(linear)

@@ -1,4 +1,4 @@
-"""A rack: embedding, stacks, final norm, head. A model whose blocks are held stack by stack.
+"""A rack: embedding, stacks, final norm and head; a model whose blocks are grouped in stacks.
 
 Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 """
@@ -23,11 +23,10 @@ from arb_ternary_text.models.transformer import Transformer
 
 
 class Stacks(nn.ModuleList):
-    """The stacks of a rack. It iterates over their blocks in the order in which they run, as a
-    model wants them.
+    """The stacks of a rack. Iteration yields their blocks in the order in which they run.
 
-    A stack is registered under its id, so that the names of its tensors stay when another stack is
-    put before it.
+    A stack is registered under its id, so that the names of its tensors stay the same when another
+    stack is put before it.
     """
 
     def __init__(self) -> None:
@@ -41,13 +40,11 @@ class Stacks(nn.ModuleList):
         return [stack for stack in found if isinstance(stack, Stack)]
 
     def insert_stack(self, position: int, stack: Stack) -> None:
-        """Put ``stack`` before the one at ``position``; at the number of stacks, behind the
-        last.
-        """
+        """Put ``stack`` at ``position``, before the stack that is there now."""
         self._modules[str(stack.stack_id)] = stack
         self.order.insert(position, stack.stack_id)
 
-    # By its children, the stacks, and not by what it iterates over.
+    # nn.ModuleList would show what the list iterates over, not its children.
     __repr__ = nn.Module.__repr__
 
     def _in_order(self) -> list[nn.Module]:
@@ -64,11 +61,11 @@ class Stacks(nn.ModuleList):
 
 
 class Rack(Transformer):
-    """A model whose blocks come in stacks: what it makes of its inputs, and of the last blocks'
-    output, stays its own.
+    """A model whose blocks are grouped in stacks; how it embeds inputs and makes logits is
+    unchanged.
 
     It can be used wherever the model can: to train, evaluate, export. State names are those of the
-    model, with ``blocks.<stack id>.blocks.<number>`` in place of ``blocks.<number>``.
+    model, with ``blocks.<stack id>.blocks.<number>`` instead of ``blocks.<number>``.
     """
 
     blocks: Stacks
@@ -83,17 +80,17 @@ class Rack(Transformer):
         mask_token: int | None = None,
         seed: int = 0,
     ) -> Rack:
-        """The rack that has the parts of ``model``, the same objects; its blocks become stack 0.
+        """Return a rack that takes over the parts of ``model``; its blocks become stack 0.
 
-        :func:`arb_ternary_progressive.racks.as_rack` knows the class of the rack.
+        :func:`arb_ternary_progressive.racks.as_rack` chooses the class of the rack.
 
         Args:
             model: not to be used by itself afterwards.
-            precision: what its linears are stored in: full or ternary.
-            time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None
-                = no time.
-            mask_token: what stands for a hidden token; None = the last id of the vocabulary.
-            seed: of what is made here, and of the votes of what is ternary in it.
+            precision: format of its linears: full or ternary.
+            time_embedding: added to the input of the first stack; ``(time) -> [B or 1, 1, D]``.
+                None = no time.
+            mask_token: id of the mask token; None = the last id of the vocabulary.
+            seed: seed of new parts, and of the votes of their ternary modules.
         """
         rack = cls.__new__(cls)
         rack.__dict__.update({**model.__dict__, "_modules": dict(model._modules)})
@@ -112,29 +109,25 @@ class Rack(Transformer):
             raise UsageProblem(
                 f"mask_token_id: must be from 0 to {self.vocabulary_size - 1}, not "
                 f"{self.mask_token}",
-                "A hidden token is replaced by an id of the vocabulary that the data does not use.",
+                "Use an id of the vocabulary that does not occur in the data.",
             )
         self.time_embedding: nn.Module | None = None
         self.set_time_embedding(time_embedding)
 
     def set_time_embedding(self, time_embedding: nn.Module | None) -> None:
-        """Let time be an input, through ``(time) -> [B or 1, 1, D]``; None = it is none."""
+        """Make time an input, through ``(time) -> [B or 1, 1, D]``; None = no time."""
         before = self._ternary()
         self.time_embedding = None if time_embedding is None else time_embedding.to(self._device())
         self._seed_new_votes(before)
 
     @property
     def takes_time(self) -> bool:
-        """Whether time is an input: training and evaluation then hand over the times of the
-        samples.
-        """
+        """Whether time is an input: training and evaluation then pass the times of samples."""
         return self.time_embedding is not None
 
     @property
     def input_end(self) -> list[nn.Module]:
-        """What makes the input of the first stack: the embedding, and that of time where there is
-        one.
-        """
+        """The modules that make the input of the first stack."""
         if self.time_embedding is None:
             return [self.embedding]
         return [self.embedding, self.time_embedding]
@@ -163,7 +156,7 @@ class Rack(Transformer):
         return self.stack(max(self.blocks.order))
 
     def stack(self, stack_id: int) -> Stack:
-        """The stack with this id.
+        """Return the stack with this id.
 
         Raises:
             UsageProblem: there is none.
@@ -171,7 +164,7 @@ class Rack(Transformer):
         return self.ordered_stacks[self.position(stack_id)]
 
     def position(self, stack_id: int) -> int:
-        """Where the stack with this id runs: 0 is first.
+        """Return the place of the stack with this id; 0 runs first.
 
         Raises:
             UsageProblem: there is none.
@@ -184,7 +177,7 @@ class Rack(Transformer):
 
     @property
     def next_id(self) -> int:
-        """The id that the next stack will have."""
+        """The id of the next stack."""
         return max(self.blocks.order, default=-1) + 1
 
     def insert_stack(
@@ -196,20 +189,19 @@ class Rack(Transformer):
         base: Base = "nvfp4",
         zero_residual: bool = True,
     ) -> Stack:
-        """Make a stack and put it before the one at ``position``; at the number of stacks, behind
-        the last.
+        """Make a stack and put it at ``position``, before the stack that is there now.
 
-        Its weights at birth depend on the rack's seed and its id alone.
+        Its initial weights depend on the rack's seed and its id alone.
 
         Args:
-            position: see above.
+            position: place of the new stack; the number of stacks = after the last.
             n_blocks: number of blocks.
-            precision: what its linears are stored in.
-            base: what a stack of precision qlora stands on.
-            zero_residual: the stack is the identity at birth.
+            precision: format of its linears.
+            base: base of a stack of precision qlora.
+            zero_residual: the stack starts as the identity.
 
         Raises:
-            UsageProblem: there is no such position or precision, or not one block.
+            UsageProblem: there is no such position or precision, or no block.
         """
         if not 0 <= position <= len(self.blocks.order):
             raise UsageProblem(
@@ -220,11 +212,12 @@ class Rack(Transformer):
         return stack
 
     def add_adapters(self, stack: Stack, name: str, spec: AdapterSpec) -> None:
-        """Give ``stack`` the adapters ``name``; their weights at birth depend on seed, id and name
-        alone.
+        """Give ``stack`` the adapters ``name``.
+
+        Their initial weights depend on seed, id and name alone.
 
         Raises:
-            UsageProblem: as ``Stack.add_adapters``.
+            UsageProblem: the stack has that set already.
         """
         before = self._ternary()
         with seeded_birth(self.seed, name, stack.stack_id):
@@ -235,8 +228,9 @@ class Rack(Transformer):
         self._seed_new_votes(before)
 
     def merged(self) -> Rack:
-        """A copy without adapters: what they add is in the weights. Stacks that had adapters have
-        precision full.
+        """Return a copy with the adapters merged into the weights.
+
+        Stacks that had adapters become precision full.
         """
         rack = copy.deepcopy(self)
         rack.reset_runtime_state()
@@ -247,17 +241,17 @@ class Rack(Transformer):
     # --- structure
 
     def structure(self) -> dict[str, Any]:
-        """What the rack is made of, in the order in which it runs: numbers, text, lists and
+        """Return the structure of the rack in the order in which it runs: numbers, text, lists and
         dicts.
         """
         return {"stacks": [stack.describe() for stack in self.ordered_stacks]}
 
     def restore_structure(self, structure: Mapping[str, Any]) -> None:
-        """Make the stacks and adapters of :meth:`structure` that are not there; weights are then to
-        be loaded.
+        """Make the stacks and adapters of :meth:`structure` that are missing; weights are loaded
+        later.
 
         Raises:
-            CheckpointError: what is there is not part of ``structure``.
+            CheckpointError: the rack has parts that ``structure`` does not have.
         """
         wanted = {int(entry["id"]): entry for entry in structure["stacks"]}
         for stack in self.ordered_stacks:
@@ -269,8 +263,8 @@ class Rack(Transformer):
                     f"rack: it has stack {stack.stack_id} of {found['blocks']} blocks in "
                     f"{stack.precision}, which the saved structure has not"
                 )
-        # Registered in the order of building, as at first: optimizers number their parameters by
-        # it.
+        # In the order of building, because optimizers number parameters in the order of
+        # registration.
         for stack_id, entry in sorted(wanted.items()):
             if stack_id not in self.blocks.order:
                 stack = self._born(
@@ -300,13 +294,13 @@ class Rack(Transformer):
         from_stack: int = 0,
         time: float | Tensor | None = None,
     ) -> Tensor:
-        """Logits.
+        """Return logits.
 
         Args:
-            inputs: what the model reads; None where ``hidden`` is given.
-            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``, in
-                place of inputs: what :meth:`trunk` returns. At ``from_stack`` 0 it stands for what
-                the embedding makes of them.
+            inputs: input of the model; None if ``hidden`` is given.
+            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``,
+                instead of inputs: the result of :meth:`trunk`. At ``from_stack`` 0 it replaces the
+                output of the embedding.
             from_stack: position of the first stack to run.
             time: in [0, 1], one for all or ``[B]``; with a time embedding. None is 0: nothing is
                 hidden.
@@ -332,16 +326,19 @@ class Rack(Transformer):
         return self.logits(self.run_stacks(hidden, from_stack))
 
     def embed(self, inputs: Tensor, time: float | Tensor | None = None) -> Tensor:
-        """The residual stream before the first stack, ``[B, S, D]``."""
+        """Return the residual stream before the first stack, ``[B, S, D]``."""
         return self._timed(super().embed(inputs), time)
 
     def trunk(self, inputs: Tensor, until_stack: int, time: float | Tensor | None = None) -> Tensor:
-        """The residual stream ``[B, S, D]`` that enters the stack at position ``until_stack``."""
+        """Return the residual stream ``[B, S, D]`` that enters the stack at position
+        ``until_stack``.
+        """
         return self.run_stacks(self.embed(inputs, time), 0, until_stack)
 
     def run_stacks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """The residual stream after the stacks from ``first`` to ``last`` (exclusive; None = to the
-        end).
+        """Return the residual stream after the stacks from ``first`` to ``last``.
+
+        ``last`` is exclusive; None = to the end.
 
         Raises:
             UsageProblem: there are no such positions.
@@ -395,9 +392,7 @@ class Rack(Transformer):
         return tuple(id(module) for _, module in ternary_modules(self))
 
     def _seed_new_votes(self, before: Iterable[int]) -> None:
-        """Give ternary modules that were not there before the rack's seed and the stream of their
-        names.
-        """
+        """Seed the votes of the ternary modules that are not in ``before``, by their names."""
         known = set(before)
         for name, module in ternary_modules(self):
             if id(module) not in known:

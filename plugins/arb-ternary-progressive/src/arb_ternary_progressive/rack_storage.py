@@ -1,4 +1,4 @@
-"""A rack in a file of its own: safetensors, with what the rack is made of as JSON in the header."""
+"""Files of racks: safetensors, with the structure of the rack as JSON in the header."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import safetensors
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.errors import CheckpointError
+from arb_ternary.errors import CheckpointError, DataError
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_train.checkpoint_format import tensor_digest, write_tensors
 from arb_ternary_train.durable import replacing
 from arb_ternary_train.model_state import load_state
+from arb_ternary_train.safetensors_file import SafetensorsFile
 
 FORMAT: Final = "arb-ternary-rack"
 VERSION: Final = 1
 
-#: Options of the model that follow the stacks, or decide only how new ones are born.
+#: Options that follow from the stacks, or concern only the initial weights of new ones.
 _FREE = frozenset({"layers", "zero_head", "zero_residual"})
 
 
 @frozen(eq=False)
 class StoredRack:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         path: the file.
-        header: what the rack is made of.
+        header: the structure of the rack, and the model that it belongs to.
         tensors: its state dict.
     """
 
@@ -41,8 +41,7 @@ class StoredRack:
 
 
 def write_rack(rack: Rack, path: Path) -> None:
-    """Write ``rack`` with its adapters to ``path``; a file that exists is replaced once the new one
-    is complete.
+    """Write ``rack`` with its adapters to ``path``, atomically.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -59,7 +58,7 @@ def write_rack(rack: Rack, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:
             write_tensors(new, tensors, json.dumps(header, sort_keys=True))
-    except (OSError, safetensors.SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(f"{path}: the rack cannot be written: {error}") from error
 
 
@@ -67,23 +66,23 @@ def read_rack(path: Path) -> StoredRack:
     """Read and check a file.
 
     Raises:
-        CheckpointError: it is missing, damaged, or holds something else.
+        CheckpointError: it is missing, damaged, or not a rack.
     """
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such file")
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("arb_ternary", "")
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # not a dict
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file") from None
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path}: the file is damaged or truncated: {error}") from error
+        file = SafetensorsFile(path)
+        tensors = dict(file)
+    except DataError as error:
+        raise CheckpointError(error.what) from error
     try:
-        header = json.loads(text)
+        header = json.loads(file.metadata.get("arb_ternary", ""))
     except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path}: this is not a rack", "A rack is written by ProgressiveRackBuilder.save()."
+            f"{path}: this is not the file of a rack",
+            "Racks are written by ProgressiveRackBuilder.save().",
         )
     if header.get("version") != VERSION:
         raise CheckpointError(
@@ -100,10 +99,10 @@ def read_rack(path: Path) -> StoredRack:
 
 
 def load_into(rack: Rack, stored: StoredRack) -> None:
-    """Give ``rack``, which has no stack yet, the stacks, adapters and weights of a file.
+    """Give ``rack``, which has no stacks, the stacks, adapters and weights of a file.
 
     Raises:
-        CheckpointError: the file's rack has another embedding, head or time.
+        CheckpointError: the rack in the file has another embedding, head or time.
     """
     here = _identity(rack)
     faults = []

@@ -1,4 +1,4 @@
-"""Racks of decoders, and of all other models whose blocks are a decoder's.
+"""Racks of decoders, and of other models with the blocks of a decoder.
 
 Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 """
@@ -24,15 +24,15 @@ from arb_ternary_train.build import undrawn
 
 
 class DecoderRack(Rack, Decoder):
-    """A decoder whose blocks come in stacks; it also generates, with a cache or stack by stack.
+    """A decoder whose blocks are grouped in stacks; it generates with a cache or by unrolling.
 
     Args:
-        config: the options; ``layers`` is not read and follows the stacks.
+        config: the options; ``layers`` is ignored and follows from the stacks.
         vocabulary_size: number of token ids.
-        time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None =
+        time_embedding: added to the input of the first stack; ``(time) -> [B or 1, 1, D]``. None =
             no time.
-        mask_token: what stands for a hidden token; None = the last id of the vocabulary.
-        seed: of what is made here, and of the votes of what is ternary in it.
+        mask_token: id of the mask token; None = the last id of the vocabulary.
+        seed: seed of new parts, and of the votes of their ternary modules.
     """
 
     blocks: Stacks
@@ -60,15 +60,16 @@ class DecoderRack(Rack, Decoder):
         from_stack: int = 0,
         time: float | Tensor | None = None,
     ) -> Tensor:
-        """Logits ``[B, S, V]``; ``cache`` as in a decoder, the other arguments as in a
-        :class:`Rack`.
+        """Return logits ``[B, S, V]``.
+
+        ``cache`` is as in a decoder, the other arguments are as in :class:`Rack`.
 
         Raises:
             UsageProblem: the arguments do not go together, or the sequence exceeds the context.
         """
         if hidden is not None and cache is not None:
             raise UsageProblem(
-                "cache: it holds what every stack has seen; hidden states enter in the middle"
+                "cache: it cannot be used with hidden states, which skip the first stacks"
             )
         if tokens_BS is None or hidden is not None or from_stack:
             return super().forward(tokens_BS, hidden=hidden, from_stack=from_stack, time=time)
@@ -76,7 +77,9 @@ class DecoderRack(Rack, Decoder):
         return self.logits(self._run(self.embed(tokens_BS, time), self.blocks, streamed))
 
     def unroll(self, prompt_ids: Iterable[int], **options: Any) -> Iterator[int]:
-        """Token ids drawn stack by stack; see :func:`arb_ternary_progressive.unroll.unrolled`."""
+        """Return token ids of single-pass sampling; see
+        :func:`arb_ternary_progressive.unroll.unrolled`.
+        """
         from arb_ternary_progressive.unroll import unrolled
 
         drawn: Iterator[int] = unrolled(self, list(prompt_ids), **options)
@@ -91,15 +94,16 @@ def as_rack(
     mask_token: int | None = None,
     seed: int = 0,
 ) -> Rack:
-    """The rack that has the parts of ``model``; arguments as in :meth:`Rack.from_model`.
+    """Return a rack that takes over the parts of ``model``; arguments as in
+    :meth:`Rack.from_model`.
 
     Raises:
-        ConfigError: its blocks are not those that its options make, so that a stack could not make
-            more of them.
+        ConfigError: its blocks are not those that its options describe, so more of them cannot be
+            made.
     """
     if not _has_plain_blocks(model):
         raise ConfigError(
-            f"model: stacks are made of blocks as a decoder has them; a {type(model).__name__} has "
+            f"model: stacks are made of the blocks of a decoder; a {type(model).__name__} has "
             f"others",
             "Use `model: {name: decoder, ...}`.",
         )
@@ -111,8 +115,9 @@ def as_rack(
 
 @cache
 def _rack_class(model: Any) -> type[Rack]:
-    """The class of racks of such models: one that embeds inputs, places positions and gives logits
-    as they do.
+    """Return the class of racks of a class of models.
+
+    It embeds inputs, places positions and makes logits like them.
     """
     if model is Decoder:
         return DecoderRack
@@ -120,12 +125,12 @@ def _rack_class(model: Any) -> type[Rack]:
     return type(
         f"{model.__name__}Rack",
         (base, model),
-        {"__doc__": f"A {model.__name__} whose blocks come in stacks."},
+        {"__doc__": f"A {model.__name__} whose blocks are grouped in stacks."},
     )
 
 
 def _has_plain_blocks(model: Transformer) -> bool:
-    """Whether the blocks of ``model`` are those that ``Block`` makes of its options."""
+    """Return whether the blocks of ``model`` are those that ``Block`` makes from its options."""
     with seeded_birth("plain blocks"), undrawn():
         plain = _kinds(Block(model.config))
     return all(_kinds(block) == plain for block in model.blocks)

@@ -6,6 +6,7 @@ Shapes: ``B`` samples, ``S`` positions.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -138,12 +139,20 @@ def content_ids(tokens_BS: Tensor) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64, device=tokens_BS.device)
 
 
-def cache_keys(sample_ids_B: Tensor, time_steps_B: Tensor | None = None) -> Tensor:
+def cache_keys(sample_ids_B: Tensor, time: Tensor | float | None = None) -> Tensor:
     """Return the keys of samples in a cache of hidden states, int64 ``[B]``.
 
-    They are the sample ids. If time is an input of the model, hidden states depend on it, and the
-    keys are 63 bits of BLAKE2b of id and time step.
+    Args:
+        sample_ids_B: int64 ``[B]``.
+        time: the time if it is an input of the model: a number, or float ``[B]``. Hidden states
+            depend on it then, and the keys are 64 bits of BLAKE2b of id and time. Without a time,
+            the keys are the sample ids.
     """
-    if time_steps_B is None:
+    if time is None:
         return sample_ids_B
-    return content_ids(torch.stack((sample_ids_B, time_steps_B.to(sample_ids_B.device)), dim=1))
+    times_B = torch.as_tensor(time, dtype=torch.float32).cpu().expand(len(sample_ids_B))
+    keys = []
+    for sample, moment in zip(sample_ids_B.tolist(), times_B.tolist(), strict=True):
+        digest = hashlib.blake2b(struct.pack("<qf", sample, moment), digest_size=8).digest()
+        keys.append(int.from_bytes(digest, "little", signed=True))
+    return torch.tensor(keys, dtype=torch.int64, device=sample_ids_B.device)

@@ -1,4 +1,4 @@
-"""A stack: blocks that were made together, are stored alike, and learn or stay together."""
+"""A stack: blocks that are made together, stored in one format, and frozen or trained together."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.seeding import derive_seed
 
-#: What of a stack learns.
+#: The parts of a stack that learn.
 Learning: TypeAlias = Literal["all", "adapters", "nothing"]
-#: What a maker of stacks may say of adapters.
+#: How a builder's caller may choose the adapters of a stack.
 GivenAdapter: TypeAlias = AdapterSpec | Mapping[str, Any] | bool | None
 
 
@@ -52,22 +52,21 @@ class Stack(nn.Module):
     """A list of blocks.
 
     Attributes:
-        stack_id: the number of the stack in the order of building; it never changes, wherever the
-            stack comes to lie.
-        precision: what its linears are stored in.
-        base: what a stack of precision qlora stands on.
+        stack_id: number of the stack in the order of building; it never changes.
+        precision: format of its linears.
+        base: base of a stack of precision qlora.
         blocks: its blocks, in the order in which they run.
-        learning: what of it learns: all (but a base that is always frozen), its adapters, or
+        learning: the parts that learn: all (except a base that is always frozen), its adapters, or
             nothing.
 
     Args:
         stack_id: see above.
         n_blocks: number of blocks, or the blocks themselves.
-        config: the model's options.
+        config: options of the model.
         precision, base: see above.
 
     Raises:
-        UsageProblem: there is no such precision, or not one block.
+        UsageProblem: there is no such precision, or no block.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Stack(nn.Module):
         """Give every linear an adapter of the set ``name``.
 
         Raises:
-            UsageProblem: the stack has that set.
+            UsageProblem: the stack has that set already.
         """
         if name in self._adapters:
             raise UsageProblem(f"stack {self.stack_id}: it has the adapters {name!r} already")
@@ -117,7 +116,7 @@ class Stack(nn.Module):
         self._apply_learning()
 
     def adapter_modules(self, name: str | None = None) -> list[Adapter]:
-        """The adapters of a set, or of all sets."""
+        """Return the adapters of a set, or of all sets."""
         found = [
             adapter
             for linear in adapted_linears(self)
@@ -127,10 +126,9 @@ class Stack(nn.Module):
         return [adapter for adapter in found if isinstance(adapter, Adapter)]
 
     def merge_adapters(self) -> None:
-        """Make base and adapters of every linear one float32 matrix; the stack then has precision
-        full.
+        """Merge the adapters of every linear into one float32 matrix; the precision becomes full.
 
-        A stack without adapters stays as it is.
+        A stack without adapters is unchanged.
         """
         if not self._adapters:
             return
@@ -144,20 +142,20 @@ class Stack(nn.Module):
 
     @property
     def can_learn(self) -> bool:
-        """Whether anything in it could: a base that is not frozen for good, or adapters."""
+        """Whether anything in it can learn: a base that is not always frozen, or adapters."""
         return bool(self._adapters) or not is_frozen(self.precision)
 
     def check_can_learn(self, learning: Learning) -> None:
         """Raise UsageProblem if ``learning`` asks for something that the stack does not have."""
         if learning == "adapters" and not self._adapters:
             raise UsageProblem(
-                f"stack {self.stack_id}: only its adapters are to learn, and it has none",
+                f"stack {self.stack_id}: only its adapters can learn, and it has none",
                 "Set qlora_enabled or progressive_qlora, or freeze the stack.",
             )
         if learning == "all" and not self.can_learn:
             raise UsageProblem(
-                f"stack {self.stack_id}: a base stored in {self.precision} cannot learn, and the "
-                f"stack has no adapters",
+                f"stack {self.stack_id}: a base of precision {self.precision} cannot learn, and "
+                f"the stack has no adapters",
                 "Use precision qlora, or set qlora_enabled.",
             )
 
@@ -179,17 +177,17 @@ class Stack(nn.Module):
     # --- storage
 
     def store(self, precision: Precision) -> None:
-        """Store a trained stack in another float format, or as the frozen 4-bit base of qlora.
+        """Convert a trained stack to another float format, or to the frozen 4-bit base of qlora.
 
-        Its adapters stay as they are.
+        Its adapters are unchanged.
 
         Raises:
-            UsageProblem: ternary weights are learned, not rounded to: a stack is made so.
+            UsageProblem: a stack cannot become ternary after it was made.
         """
         if check_precision(precision) == "ternary":
             raise UsageProblem(
                 f"stack {self.stack_id}: a stack stored in {self.precision} cannot become ternary",
-                "Make a stack of precision ternary, which learns by votes.",
+                "Make a new stack of precision ternary, which learns by votes.",
             )
         for block in self._blocks():
             widen_block(block)
@@ -199,11 +197,11 @@ class Stack(nn.Module):
         self._apply_learning()
 
     def nbytes(self) -> int:
-        """Bytes of its parameters and buffers."""
+        """Return the bytes of its parameters and buffers."""
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
 
     def count(self) -> Counts:
-        """Its weights, one for each element of a matrix or gain, however they are stored."""
+        """Return the number of its weights, in whatever format they are stored."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
         trainable = sum(
             parameter.numel() for parameter in self.parameters() if parameter.requires_grad
@@ -218,23 +216,24 @@ class Stack(nn.Module):
         return Counts(parameters, trainable)
 
     def describe(self) -> dict[str, Any]:
-        """What it takes to make a stack of the same structure: numbers and text."""
+        """Return what is needed to make a stack of the same structure: numbers and text."""
         return {
             "id": self.stack_id,
             "blocks": len(self.blocks),
             "precision": self.precision,
             "base": self.base,
             "learning": self.learning,
-            # A list: their order is the order in which they are added to an output, which decides
-            # its last bit.
+            # A list, because the order in which adapters are added to the output decides its
+            # last bit.
             "adapters": [{"set": name, **spec.to_plain()} for name, spec in self._adapters.items()],
         }
 
     # --- by itself
 
     def forward(self, x_BSD: Tensor, positions: Positions | None = None) -> Tensor:
-        """The residual stream ``[B, S, D]`` after its blocks, of whole sequences unless
-        ``positions`` say otherwise.
+        """Return the residual stream ``[B, S, D]`` after its blocks.
+
+        Without ``positions``, the input has whole sequences.
         """
         if positions is None:
             config = self._config
@@ -271,11 +270,10 @@ def check_precision(precision: str) -> Precision:
 
 
 def set_learning(module: nn.Module, learns: bool) -> None:
-    """Let everything in ``module`` learn, or nothing: no gradient for a float parameter, no vote
-    for a trit.
+    """Let everything in ``module`` learn, or nothing.
 
-    What a frozen module holds stays the same bit for bit. Gradients that it had are dropped, for an
-    optimizer that was built before would still act on them.
+    A frozen module stays the same bit for bit: its float parameters get no gradient, its trits no
+    votes. Gradients that it had are dropped, because an existing optimizer would still apply them.
     """
     for parameter in module.parameters():
         parameter.requires_grad_(learns)
@@ -290,15 +288,18 @@ def set_learning(module: nn.Module, learns: bool) -> None:
 
 @contextmanager
 def seeded_birth(*parts: int | str) -> Iterator[None]:
-    """What is made inside depends on ``parts`` alone; the global generator is left as it was."""
+    """Make everything inside depend on ``parts`` alone; the global generator is restored
+    afterwards.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(*parts))
         yield
 
 
 def stack_adapter(config: GrowthConfig, stack_id: int, precision: Precision) -> AdapterSpec | None:
-    """The adapters that the config gives a stack when it is made; a stack of precision qlora always
-    has some.
+    """Return the adapters that the config gives a new stack; None if it gives none.
+
+    A stack of precision qlora always has some.
     """
     if not (config.qlora_enabled or precision == "qlora"):
         return None
@@ -309,17 +310,17 @@ def stack_adapter(config: GrowthConfig, stack_id: int, precision: Precision) -> 
 def chosen_adapter(
     adapter: GivenAdapter, growth: GrowthConfig, stack_id: int, precision: Precision
 ) -> AdapterSpec | None:
-    """The adapters of a new stack, where its maker may say something else than the config.
+    """Return the adapters of a new stack, which the caller may choose instead of the config.
 
     Args:
-        adapter: a spec, or a mapping with ``rank`` and ``alpha``; True or False in place of
-            ``qlora_enabled``; None = as the config says.
+        adapter: a spec, or a mapping with ``rank`` and ``alpha``; True or False instead of
+            ``qlora_enabled``; None = as in the config.
         growth: the config.
-        stack_id: of the new stack.
-        precision: of the new stack.
+        stack_id: id of the new stack.
+        precision: precision of the new stack.
 
     Raises:
-        UsageProblem: an adapter that cannot be.
+        UsageProblem: the adapters are impossible.
         ConfigError: the config has no rank and alpha for this stack.
     """
     if adapter is None:
@@ -330,7 +331,7 @@ def chosen_adapter(
     if adapter is False:
         if precision == "qlora":
             raise UsageProblem(
-                "adapter: a stack of precision qlora has adapters",
+                "adapter: a stack of precision qlora needs adapters",
                 "For a frozen 4-bit stack use nvfp4.",
             )
         return None
@@ -349,12 +350,11 @@ def chosen_adapter(
 
 
 def create_stack_from_config(stack_id: int, n_blocks: int, config: StackWiseConfig) -> Stack:
-    """A stack by itself, as the builder makes one: precision, adapters and seed are those of the
-    config.
+    """Return a stack like the builder makes it: with precision, adapters and seed of the config.
 
     Raises:
-        ConfigError: the config contradicts itself.
-        UsageProblem: not one block.
+        ConfigError: options contradict each other.
+        UsageProblem: there is no block.
     """
     config.validate()
     progressive = config.training.progressive

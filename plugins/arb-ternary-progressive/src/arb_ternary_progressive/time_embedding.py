@@ -1,4 +1,4 @@
-"""Time as an input of the model: a vector for each time, added to the embeddings of all positions.
+"""Time as an input of the model: a vector per time, added to the embeddings of all positions.
 
 Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``E`` features of the time embedding.
 """
@@ -16,22 +16,21 @@ from arb_ternary_progressive.config import TimeEncoding
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear, make_embedding, make_linear
 
-# : Times in [0, 1] are stretched to as many units as diffusion models have steps (Ho et al., 2020),
-# so that the : wavelengths of the sinusoids, from 2 pi to 10000 times that, tell them apart.
+#: Times in [0, 1] are scaled to the number of steps of diffusion models (Ho et al., 2020), so that
+#: the wavelengths of the sinusoids, from 2 pi to 10000 times that, distinguish them.
 _UNITS: Final = 1000.0
 _LONGEST: Final = 10000.0
 
 
 def sinusoid(time_B: Tensor, features: int) -> Tensor:
-    """Float32 ``[B, E]``: ``sin(1000 t f_i)`` in the first half, ``cos(1000 t f_i)`` in the second.
+    """Return ``sin(1000 t f_i)``, then ``cos(1000 t f_i)``, float32 ``[B, E]``.
 
     ``f_i = 10000**(-2 i / E)`` for ``i`` in ``0 .. E / 2 - 1`` (Vaswani et al., 2017).
     """
     exponent_H = torch.arange(features // 2, dtype=torch.float64, device=time_B.device) * (
         -2.0 / features
     )
-    # In float64: a product of 1000 has lost ten of the 24 bits of a float32 before the sine is
-    # taken.
+    # In float64, because times of up to 1000 leave a float32 only 14 bits for the fraction.
     angle_BH = (time_B.double() * _UNITS).unsqueeze(1) * (_LONGEST**exponent_H)
     return torch.cat((angle_BH.sin(), angle_BH.cos()), dim=1).float()
 
@@ -40,18 +39,18 @@ class TimeEmbedding(nn.Module):
     """A vector of the model's width for each time in [0, 1].
 
     ``sinusoidal`` is a fixed function of time; ``learned`` is a table with a row for each of
-    ``num_time_steps`` equal steps. Where ``dim`` is not the width, a linear without bias leads from
-    one to the other.
+    ``num_time_steps`` equal steps. If ``dim`` is not the width, a linear without bias maps one to
+    the other.
 
     Args:
         dim: features of the encoding, ``E``.
         kind: ``sinusoidal`` or ``learned``.
         width: features of the residual stream, ``D``.
         num_time_steps: rows of the table.
-        config: makes table and linear ternary where the model's embedding is. None = float32.
+        config: makes table and linear ternary if the model's embedding is; None = float32.
 
     Raises:
-        ConfigError: the kind is unknown, or a sinusoid is to have an odd number of features.
+        ConfigError: the kind is unknown, or a sinusoid has an odd number of features.
     """
 
     def __init__(
@@ -87,11 +86,11 @@ class TimeEmbedding(nn.Module):
             self.projection = _projection(dim, width, config)
 
     def forward(self, time: Tensor | float) -> Tensor:
-        """What is added to embeddings ``[B, S, D]``, of tokens or given: ``[B, 1, D]``, ``[1, 1,
-        D]`` for one time.
+        """Return the summand of embeddings ``[B, S, D]``: ``[B, 1, D]``, or ``[1, 1, D]`` for one
+        time.
 
         Args:
-            time: in [0, 1]: a number, or a tensor of one a sample.
+            time: in [0, 1]: a number, or a tensor with one per sample.
 
         Raises:
             UsageProblem: a time is outside [0, 1], or the tensor has more than one dimension.
@@ -99,7 +98,7 @@ class TimeEmbedding(nn.Module):
         time_B = torch.as_tensor(time, dtype=torch.float32, device=self._device())
         if time_B.dim() > 1:
             raise UsageProblem(
-                f"time: must be one number, or one a sample, not a tensor of shape "
+                f"time: must be one number, or one per sample, not a tensor of shape "
                 f"{list(time_B.shape)}"
             )
         time_B = time_B.reshape(-1)
@@ -131,7 +130,7 @@ def _table(rows: int, features: int, config: DecoderConfig | None) -> nn.Module:
         table = nn.Embedding(rows, features)
         nn.init.normal_(table.weight)
         return table
-    # Heads are none of a table's business, and their number need not divide its width.
+    # A table has no heads, so their number need not divide its width.
     made = evolve(
         config,
         architecture=None,
@@ -146,7 +145,7 @@ def _table(rows: int, features: int, config: DecoderConfig | None) -> nn.Module:
 
 
 def _projection(features: int, width: int, config: DecoderConfig | None) -> nn.Module:
-    # It belongs to the embedding: where that is float, so is this, whatever the linears of the
+    # It belongs to the embedding, so it is float if the embedding is, whatever the linears of the
     # stacks are.
     if config is None or "embedding" in config.float_parts:
         return FloatLinear(features, width)

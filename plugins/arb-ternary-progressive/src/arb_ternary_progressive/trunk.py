@@ -1,13 +1,10 @@
-"""The hidden states that a frozen trunk hands to the stack above it: looked up, or computed and
-kept.
+"""The hidden states that a frozen trunk passes to the stack above it: cached or computed.
 
 Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,27 +15,27 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.activation_cache import ActivationCache, trunk_version
 from arb_ternary_progressive.config import CacheDtype
 from arb_ternary_progressive.hidden_codec import HiddenCodec
+from arb_ternary_progressive.samples import cache_keys
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.rack import Rack
 
 
 class TrunkStream:
-    """What the first ``until_stack`` stacks of a rack make of a batch, without a gradient.
+    """The output of the first ``until_stack`` stacks of a rack, without gradients.
 
-    Between two stacks the residual stream takes the number format of the cache, with a cache and
-    without one, so that both train the next stack on the same numbers. In ``float32`` that changes
-    nothing.
+    Between two stacks the residual stream is rounded to the number format of the cache, with a
+    cache and without, so that both train the next stack on the same numbers. With ``float32``
+    nothing changes.
 
-    A sample of the trunk before this one (one stack less) is not lost when the trunk has grown:
-    where the cache still has it, only the stack that was added is computed, and what comes out
-    takes its place.
+    When the trunk has grown by a stack, cached samples of the shorter trunk are still used: only
+    the new stack is computed for them, and its output replaces them.
 
     Args:
         rack: its first ``until_stack`` stacks, and its embedding, are frozen.
-        until_stack: how many stacks the trunk has; at least 1.
-        cache: where hidden states are kept; None = they are computed every time.
-        dtype: the number format between stacks where there is no cache.
+        until_stack: number of stacks of the trunk; at least 1.
+        cache: cache of hidden states; None = they are computed every time.
+        dtype: number format between stacks if there is no cache.
 
     Raises:
         UsageProblem: something in the trunk can learn.
@@ -62,13 +59,14 @@ class TrunkStream:
         self.until_stack = until_stack
         self.cache = cache
         self.codec = HiddenCodec(dtype) if cache is None else cache.codec
-        #: Versions of the trunk, and of the one that is a stack shorter.
+        # Versions of the trunk, and of the trunk that is one stack shorter.
         self.version = trunk_version(
             *rack.input_end, base=repr(attrs.evolve(rack.config, layers=1))
         )
         self.shorter = ""
         for stack in rack.ordered_stacks[:until_stack]:
-            self.version, self.shorter = trunk_version(stack, base=self.version), self.version
+            self.shorter = self.version
+            self.version = trunk_version(stack, base=self.shorter)
         if cache is not None:
             cache.keep_only((self.version, self.shorter))
 
@@ -76,17 +74,17 @@ class TrunkStream:
     def hidden(
         self, inputs: Tensor, sample_ids_B: Tensor, time: Tensor | float | None = None
     ) -> Tensor:
-        """Float32 ``[B, S, D]`` after the trunk.
+        """Return the hidden states after the trunk, float32 ``[B, S, D]``.
 
         Args:
-            inputs: what the rack reads, as masked: token ids ``[B, S]``, or images.
+            inputs: masked inputs of the rack: token ids ``[B, S]``, or images.
             sample_ids_B: int64 ``[B]``.
-            time: the time, where the model has it as input: a number, or float ``[B]``. A sample at
-                another time is another sample to the cache.
+            time: the time if it is an input of the model: a number, or float ``[B]``. For the
+                cache, a sample at another time is another sample.
         """
         if self.cache is None:
             return self._through(inputs, time)
-        keys_B = _timed(sample_ids_B.cpu(), time)
+        keys_B = cache_keys(sample_ids_B.cpu(), time)
         width = self.rack.config.width
 
         def compute(rows_M: Tensor) -> Tensor:
@@ -97,49 +95,49 @@ class TrunkStream:
         )
 
     def _missing(self, inputs: Tensor, keys_M: Tensor, time: Tensor | float | None) -> Tensor:
-        """Compute what the cache lacks, from the shorter trunk's hidden states where it has
-        those.
-        """
-        assert self.cache is not None
-        width = self.rack.config.width
-        above = self.until_stack - 1
-        positions = self.rack.positions_of(inputs)
-        rows: list[Tensor | None] = [None] * len(keys_M)
-        below: list[tuple[int, Tensor]] = []
-        if above:
-            for row, key in enumerate(keys_M.tolist()):
-                found = self.cache.peek(
-                    key, self.shorter, inputs[row].cpu(), width, positions=positions
-                )
-                if found is not None:
-                    below.append((row, found))
-                    self.cache.drop(key, self.shorter)
+        """Compute the rows that the cache lacks, from those of the shorter trunk if it has them."""
+        rows: dict[int, Tensor] = {}
+        below = self._take_shorter(inputs, keys_M)
         if below:
-            x_LSD = torch.stack([found for _, found in below]).to(inputs.device)
-            for (row, _), hidden_SD in zip(
-                below, self.rack.run_stacks(x_LSD, above, above + 1), strict=True
-            ):
-                rows[row] = hidden_SD
-        absent = torch.tensor(
-            [row for row, found in enumerate(rows) if found is None], dtype=torch.int64
-        )
-        if len(absent):
-            for row, hidden_SD in zip(
-                absent, self._through(inputs[absent], _rows(time, absent)), strict=True
-            ):
-                rows[int(row)] = hidden_SD
-        return torch.stack([found for found in rows if found is not None])
+            last = self.until_stack - 1
+            x_LSD = torch.stack(list(below.values())).to(inputs.device)
+            rows.update(zip(below, self.rack.run_stacks(x_LSD, last, last + 1), strict=True))
+        absent = [row for row in range(len(keys_M)) if row not in rows]
+        if absent:
+            rows_A = torch.tensor(absent, dtype=torch.int64)
+            hidden_ASD = self._through(inputs[rows_A], _rows(time, rows_A))
+            rows.update(zip(absent, hidden_ASD, strict=True))
+        return torch.stack([rows[row] for row in range(len(keys_M))])
+
+    def _take_shorter(self, inputs: Tensor, keys_M: Tensor) -> dict[int, Tensor]:
+        """Take the hidden states of the shorter trunk out of the cache, by row."""
+        assert self.cache is not None
+        found: dict[int, Tensor] = {}
+        if self.until_stack == 1:
+            return found
+        width = self.rack.config.width
+        positions = self.rack.positions_of(inputs)
+        for row, key in enumerate(keys_M.tolist()):
+            hidden_SD = self.cache.peek(
+                key, self.shorter, inputs[row].cpu(), width, positions=positions
+            )
+            if hidden_SD is not None:
+                found[row] = hidden_SD
+                self.cache.drop(key, self.shorter)
+        return found
 
     def _through(self, inputs: Tensor, time: Tensor | float | None) -> Tensor:
-        """Through the whole trunk, in the cache's number format after every stack."""
+        """Run the whole trunk, and round to the cache's number format after every stack."""
         x_BSD = self._embedded(inputs, time)
         for position in range(self.until_stack):
             x_BSD = self.codec.rounded(self.rack.run_stacks(x_BSD, position, position + 1))
         return x_BSD
 
     def _embedded(self, inputs: Tensor, time: Tensor | float | None) -> Tensor:
-        """What enters the first stack. Times are embedded one by one, so that a sample's does not
-        depend on others'.
+        """Return the input of the first stack.
+
+        Times are embedded one by one, so that the result for a sample does not depend on the
+        others.
         """
         if not isinstance(time, Tensor):
             return self.rack.embed(inputs, time)
@@ -153,20 +151,6 @@ class TrunkStream:
             x_BSD[rows] = found
         assert x_BSD is not None
         return x_BSD
-
-
-def _timed(sample_ids_B: Tensor, time: Tensor | float | None) -> Tensor:
-    """Sample ids in which the time has a part: int64 ``[B]``, a hash where there is one."""
-    if time is None:
-        return sample_ids_B
-    times_B = torch.as_tensor(time, dtype=torch.float32).cpu().expand(len(sample_ids_B))
-    keys = [
-        hashlib.blake2b(struct.pack("<qf", sample, moment), digest_size=8).digest()
-        for sample, moment in zip(sample_ids_B.tolist(), times_B.tolist(), strict=True)
-    ]
-    return torch.tensor(
-        [int.from_bytes(key, "little", signed=True) for key in keys], dtype=torch.int64
-    )
 
 
 def _rows(time: Tensor | float | None, rows_M: Tensor) -> Tensor | float | None:

@@ -1,12 +1,12 @@
-"""Sampling from a rack that fills in hidden tokens: many tokens in one pass.
+"""Single-pass sampling from a rack that fills in hidden tokens.
 
-A rack that was built from right to left is a chain of denoising steps laid out in depth: its last
-stack was trained on lightly hidden text, and each stack put before it on more heavily hidden text,
-with those behind it fixed. One pass through the rack is the whole chain. So the new tokens are all
-hidden, the rack runs once, and every hidden token is drawn from what it says at its position.
+A rack that was built from right to left is a chain of denoising steps laid out in depth. Its last
+stack was trained on lightly hidden text, and each stack before it on more heavily hidden text, with
+the later stacks frozen. One pass through the rack is the whole chain: the new tokens are all
+hidden, the rack runs once, and every hidden token is drawn from the logits at its position.
 
-Where prompt and new tokens exceed the context, the text is drawn in pieces: each pass sees the
-latest half of the context and draws as many tokens as fit beside it.
+If prompt and new tokens exceed the context, the text is drawn in pieces. Each pass sees the latest
+half of the context and draws as many tokens as fit after it.
 """
 
 from __future__ import annotations
@@ -38,31 +38,32 @@ def unrolled(
     stop: Collection[int] = (),
     device: torch.device | str = "cpu",
 ) -> Iterator[int]:
-    """Token ids that follow ``prompt_ids``; those of one pass through the rack are drawn
-    independently of each other.
+    """Return an iterator over the token ids that follow ``prompt_ids``.
+
+    The tokens of one pass are drawn independently of each other.
 
     Args:
         rack: trained to fill in hidden tokens; not causal.
-        prompt_ids: what comes before; may be empty.
-        max_new_tokens: how many ids.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: draw only among so many of the likeliest; None = all.
-        top_p: draw only among the likeliest that together reach this probability; None = all.
-        seed: of the draws; None = another every time.
+        prompt_ids: the tokens before; may be empty.
+        max_new_tokens: number of tokens to draw.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: sample only from this many of the most likely tokens; None = all.
+        top_p: sample only from the most likely tokens whose probabilities add up to this; None =
+            all.
+        seed: seed of the draws; None = random.
         stop: ids that end the text; they are not yielded.
-        device: where the rack is.
+        device: device of the rack.
 
     Raises:
-        UsageProblem: the rack is causal, or a value is out of range; raised here, not when the
-            first id is asked for.
+        UsageProblem: the rack is causal, or a value is out of range; raised by this call, not by
+            the first ``next()``.
     """
     next_token_probabilities(torch.zeros(1), temperature, top_k, top_p)
     if rack.config.causal:
         raise UsageProblem(
-            "unroll: the model is causal: it was made to say which token comes next, not which one "
-            "is hidden",
-            "Generate without --unroll, or train with `causal: false` and a masking that hides "
-            "tokens.",
+            "unroll: the model is causal: it predicts the next token, not hidden tokens",
+            "Generate without --unroll, or train with `causal: false` and a masking strategy that "
+            "hides tokens.",
         )
     if max_new_tokens < 0:
         raise UsageProblem(f"max_new_tokens: must be at least 0, not {max_new_tokens}")
@@ -97,7 +98,7 @@ def unrolled(
 
 
 def _window(known: int, wanted: int, context: int) -> tuple[int, int]:
-    """How many known tokens a pass sees, and how many it draws."""
+    """Return how many known tokens a pass sees, and how many it draws."""
     if known + wanted <= context:
         return known, wanted
     seen = min(known, context // 2)
@@ -106,9 +107,7 @@ def _window(known: int, wanted: int, context: int) -> tuple[int, int]:
 
 @torch.no_grad()
 def _one_pass(rack: DecoderRack, seen: list[int], new: int, device: torch.device) -> Tensor:
-    """Logits ``[new, V]`` of hidden tokens behind ``seen``; that of the mask token is minus
-    infinity.
-    """
+    """Return logits ``[new, V]`` of the hidden tokens after ``seen``, without the mask token."""
     tokens_1S = torch.tensor([[*seen, *[rack.mask_token] * new]], dtype=torch.int64, device=device)
     options: dict[str, Any] = {}
     if rack.time_embedding is not None:

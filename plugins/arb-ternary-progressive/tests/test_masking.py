@@ -32,7 +32,7 @@ CONTEXT = GrowthContext(step=12, seed=5, vocabulary_size=60)
 
 
 class AtATime(MaskingSuite):
-    """The suite at a time that the phase gives."""
+    """The suite at a time that the phase sets."""
 
     def make_context(self, **changes: Any) -> MaskContext:
         return GrowthContext(**asdict(super().make_context(**changes)), time=0.5)
@@ -95,7 +95,7 @@ def test_targets_are_the_tokens_and_only_hidden_ones_change(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [MlmMasking, ProgressiveMasking, TimeStepMasking])
-def test_a_sample_is_hidden_alike_at_every_step_and_otherwise_at_another_time_or_seed(
+def test_masks_depend_on_time_and_seed_but_not_on_the_step(
     make: Any,
 ) -> None:
     samples = batch(positions=200)
@@ -114,7 +114,7 @@ def test_a_sample_is_hidden_alike_at_every_step_and_otherwise_at_another_time_or
 
 
 @pytest.mark.parametrize("make", [ProgressiveMasking, TimeStepMasking])
-def test_without_replacement_options_every_hidden_token_becomes_the_last_id(make: Any) -> None:
+def test_hidden_tokens_become_the_last_id_by_default(make: Any) -> None:
     masked = make().apply(batch(), generator(), CONTEXT)
     assert bool((masked.inputs[masked.loss_mask] == 59).all())
 
@@ -143,7 +143,7 @@ def test_another_mask_token_is_used_and_reserved() -> None:
     assert MlmMasking().reserved_ids(100) == (99,)
 
 
-def test_data_that_uses_the_mask_token_is_refused_and_named() -> None:
+def test_data_with_the_mask_token_is_refused() -> None:
     samples = batch()
     samples.data[2, 7] = 59
     with pytest.raises(DataError) as caught:
@@ -222,14 +222,14 @@ def test_a_step_beyond_the_last_is_a_config_error() -> None:
         make_choice("masking", "time_step", {"num_time_steps": 4, "fractions": {9: 0.1}})
 
 
-def test_a_time_that_is_given_decides_whatever_the_interpretation() -> None:
+def test_a_given_time_overrides_the_interpretation() -> None:
     for interpretation in ("depth", "input"):
         strategy = TimeStepMasking(TimeStepConfig(time_interpretation=interpretation))
         assert hidden_share(strategy, time=0.0, depth=1.0) == 0.15
 
 
 @pytest.mark.parametrize("mapping", ["linear", "exponential"])
-def test_depth_stands_for_time_where_there_is_none(mapping: Any) -> None:
+def test_depth_replaces_a_missing_time(mapping: Any) -> None:
     strategy = TimeStepMasking(TimeStepConfig(stack_time_mapping=mapping))
     assert hidden_share(strategy, depth=0.0) == 0.15
     assert hidden_share(strategy, depth=1.0) == 0.85
@@ -270,7 +270,7 @@ def test_times_by_sample_are_uniform_and_follow_the_sample() -> None:
     assert not torch.equal(strategy.choose(samples, generator(3), CONTEXT)[1], times)
 
 
-def test_the_times_are_those_at_which_rows_are_hidden() -> None:
+def test_each_row_is_hidden_at_its_time() -> None:
     strategy = TimeStepMasking(TimeStepConfig(time_interpretation="input", time_sampling="sample"))
     samples = batch(40, 100)
     times = strategy.choose(samples, generator(4), CONTEXT)[1]
@@ -310,7 +310,7 @@ def test_masks_and_time_step_of_a_stack() -> None:
     assert torch.equal(masks, strategy.generate_masks_for_stack(tokens, stack_idx=2))
 
 
-def test_masks_of_a_stack_are_those_that_batches_get() -> None:
+def test_masks_of_a_stack_equal_those_of_batches() -> None:
     strategy = TimeStepMasking(guide(max_stacks=8, seed=5))
     samples = batch()
     masks = strategy.generate_masks_for_stack(samples, stack_idx=3)
@@ -318,7 +318,7 @@ def test_masks_of_a_stack_are_those_that_batches_get() -> None:
     assert torch.equal(masks, applied.loss_mask)
 
 
-def test_samples_without_ids_are_known_by_their_content() -> None:
+def test_samples_without_ids_are_identified_by_content() -> None:
     strategy = TimeStepMasking(guide())
     tokens = batch().data[:, :-1]
     order = [3, 1, 5, 0, 2, 4]
@@ -350,7 +350,7 @@ def test_every_time_option_of_the_config_has_an_effect() -> None:
     assert TimeStepMasking(guide(mask_token_id=4)).reserved_ids(60) == (4,)
 
 
-def test_a_custom_mapping_is_given_the_most_stacks_whatever_a_run_grows_to() -> None:
+def test_a_custom_mapping_gets_max_stacks() -> None:
     given: list[tuple[int, int, int]] = []
 
     def custom(stack_idx: int, max_stacks: int, num_time_steps: int) -> int:
@@ -377,7 +377,7 @@ def test_the_final_depth_may_be_that_of_the_run() -> None:
     assert guide().training.progressive.time_step(3, 4) == 7
 
 
-def test_with_time_as_input_masks_of_a_stack_have_a_drawn_time() -> None:
+def test_time_as_input_draws_the_time_of_a_stacks_masks() -> None:
     strategy = TimeStepMasking(guide(time_interpretation="input"))
     tokens = batch().data[:, :-1]
     draws = generator(1)

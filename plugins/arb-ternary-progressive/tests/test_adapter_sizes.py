@@ -1,4 +1,4 @@
-"""Rank and alpha by strategy and pattern."""
+"""Rank and alpha of adapters by strategy and pattern."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arb_ternary_progressive.stackwise import ProgressiveConfig
         ("linear", [16, 24, 32, 40]),
     ],
 )
-def test_a_pattern_gives_the_ranks_that_its_name_says(pattern: str, expected: list[int]) -> None:
+def test_each_pattern_gives_its_ranks(pattern: str, expected: list[int]) -> None:
     config = ProgressiveConfig(qlora_strategy="progressive", qlora_rank_pattern=pattern)  # type: ignore[arg-type]
     ranks = [config.adapter_size(stack)[0] for stack in range(4)]
     assert ranks == expected
@@ -29,16 +29,16 @@ def test_a_pattern_gives_the_ranks_that_its_name_says(pattern: str, expected: li
     assert [alphas.adapter_size(stack)[1] for stack in range(4)] == expected
 
 
-def test_a_falling_rank_ends_at_one() -> None:
+def test_a_decreasing_rank_ends_at_one() -> None:
     assert [pattern_value(4, "decreasing", stack) for stack in range(6)] == [4, 2, 1, 1, 1, 1]
 
 
-def test_the_simple_strategy_is_the_same_for_all_and_has_no_patterns() -> None:
+def test_the_simplified_strategy_ignores_patterns() -> None:
     config = ProgressiveConfig(qlora_rank=4, qlora_alpha=8, qlora_rank_pattern="increasing")
     assert [config.adapter_size(stack) for stack in range(3)] == [(4, 8)] * 3
 
 
-def test_the_variable_strategy_takes_each_stack_s_own_and_names_the_stack_that_has_none() -> None:
+def test_the_variable_strategy_needs_an_entry_per_stack() -> None:
     config = ProgressiveConfig(qlora_strategy="variable")
     config.qlora_configs = {0: {"rank": 8, "alpha": 16}, 1: {"rank": 16, "alpha": 32}}
     assert [config.adapter_size(stack) for stack in range(2)] == [(8, 16), (16, 32)]

@@ -33,7 +33,7 @@ def drawn(batches: LoaderBatches, count: int) -> list[list[int]]:
     return [next(batches).sample_ids.tolist() for _ in range(count)]
 
 
-def test_it_keeps_the_protocols_of_data() -> None:
+def test_it_implements_the_data_protocols() -> None:
     source = LoaderSource(ROWS, 20)
     assert isinstance(source, DataSource)
     batches = source.batches(BatchRequest(16, 128, seed=3))
@@ -43,7 +43,7 @@ def test_it_keeps_the_protocols_of_data() -> None:
         source.held_out(1, 4, None)
 
 
-def test_every_epoch_has_every_sample_in_an_order_of_its_own_that_the_seed_decides() -> None:
+def test_each_epoch_has_a_seeded_order() -> None:
     epochs = drawn(LoaderBatches(shuffled(), 5), 8)
     first, second = (
         [sample for batch in epochs[start : start + 4] for sample in batch] for start in (0, 4)
@@ -55,7 +55,7 @@ def test_every_epoch_has_every_sample_in_an_order_of_its_own_that_the_seed_decid
 
 
 @pytest.mark.parametrize("taken", range(9))
-def test_it_goes_on_with_the_same_batches_and_leaves_the_global_generator_where_it_was(
+def test_it_resumes_and_restores_the_global_generator(
     taken: int,
 ) -> None:
     whole, stopped, resumed = (LoaderBatches(shuffled(), 1) for _ in range(3))
@@ -71,7 +71,7 @@ def test_it_goes_on_with_the_same_batches_and_leaves_the_global_generator_where_
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_what_a_dataloader_says_of_targets_and_positions_goes_with_the_batch() -> None:
+def test_targets_and_loss_mask_pass_through() -> None:
     tokens = torch.arange(8).view(2, 4)
     given = {
         "input_ids": tokens,
@@ -86,7 +86,7 @@ def test_what_a_dataloader_says_of_targets_and_positions_goes_with_the_batch() -
     assert torch.equal(batch.extras["loss_mask"], tokens > 2)
 
 
-def test_the_next_epoch_is_that_of_the_next_pass() -> None:
+def test_next_epoch_is_the_one_that_start_begins() -> None:
     passes = Epochs([1, 2, 3])
     assert passes.next_epoch == 0
     assert list(passes.start()) == [1, 2, 3]
@@ -98,13 +98,13 @@ def test_the_next_epoch_is_that_of_the_next_pass() -> None:
 
 
 class Unsized:
-    """Knows its length only when it has been passed over."""
+    """Has no length."""
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter([torch.zeros(1, 4, dtype=torch.int64)] * 3)
 
 
-def test_batches_are_counted_where_a_dataloader_does_not_say_how_many_it_has() -> None:
+def test_batches_are_counted_without_a_length() -> None:
     assert batches_per_epoch(shuffled()) == 4
     assert batches_per_epoch(Unsized()) == 3
     with pytest.raises(UsageProblem, match="it is an iterator"):
@@ -113,7 +113,7 @@ def test_batches_are_counted_where_a_dataloader_does_not_say_how_many_it_has() -
         batches_per_epoch([])
 
 
-def test_an_iterator_is_used_up_after_one_pass() -> None:
+def test_an_iterator_is_exhausted_after_one_epoch() -> None:
     batches = LoaderBatches(iter([{"input_ids": torch.zeros(1, 4, dtype=torch.int64)}]), 0)
     next(batches)
     with pytest.raises(DataError, match="gives no batch in epoch 1"):
