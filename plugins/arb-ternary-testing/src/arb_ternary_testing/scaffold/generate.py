@@ -1,4 +1,4 @@
-"""``arb plugins new``: writes a distribution with one component that works, and its tests."""
+"""Write a distribution with one working component and its tests: ``arb plugins new``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.metadata import canonical
 from arb_ternary.specs import KINDS as SPECS
 
-#: Kinds of component that there is a template for.
+#: Kinds of component that have a template.
 KINDS: Final = ("backend", "masking", "optimizer", "phase")
 
 PREFIX: Final = "arb-ternary-"
@@ -32,17 +32,17 @@ def new_plugin(name: str, kind: str, destination: Path = Path()) -> Path:
     The folder appears complete or not at all.
 
     Args:
-        name: short name, lower-case words with hyphens between them; the prefix ``arb-ternary-``
-            may stand before it.
+        name: short name: lower-case words joined by hyphens, with or without the prefix
+            ``arb-ternary-``.
         kind: ``backend``, ``masking``, ``optimizer`` or ``phase``.
-        destination: where the folder is made; made itself where it does not exist.
+        destination: parent of the folder; created if it does not exist.
 
     Returns:
         The folder.
 
     Raises:
-        UsageProblem: a name that cannot be a distribution's or is taken, an unknown kind, a folder
-            that is not empty.
+        UsageProblem: the name cannot be a distribution's or is taken, the kind is unknown, or the
+            folder is not empty.
         ArbError: the folder cannot be written.
     """
     if kind not in KINDS:
@@ -75,24 +75,26 @@ def new_plugin(name: str, kind: str, destination: Path = Path()) -> Path:
 
 
 def _checked(name: str) -> str:
-    """The short name.
+    """Return the short name.
 
     Raises:
-        UsageProblem: it is not one, or belongs to a distribution that exists.
+        UsageProblem: it cannot be one, or it belongs to an existing distribution.
     """
     short = name.removeprefix(PREFIX)
     if not _NAME.fullmatch(short):
-        words = re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-").lstrip("0123456789-")
-        suggestion = f"{words!r} would do" if words else "for example 'my-optimizer'"
+        words = re.sub(r"[^a-z0-9]+", "-", short.lower())
+        words = words.strip("-").lstrip("0123456789-")
+        suggestion = f"use {words!r}" if words else "for example 'my-optimizer'"
         raise UsageProblem(
             f"{name!r} cannot be the name of a plugin: it must be lower-case letters and digits, "
             "beginning with a letter, with single hyphens between words",
             suggestion,
         )
-    installed = {
-        canonical(record.distribution) for record in manager().records if record.distribution
-    }
-    if f"{PREFIX}{short}" in installed | set(announced().values()):
+    taken = set(announced().values())
+    for record in manager().records:
+        if record.distribution:
+            taken.add(canonical(record.distribution))
+    if f"{PREFIX}{short}" in taken:
         raise UsageProblem(
             f"{PREFIX}{short} is the name of an existing distribution", "choose another name"
         )
@@ -100,11 +102,14 @@ def _checked(name: str) -> str:
 
 
 def _values(short: str, kind: str) -> dict[str, str]:
-    """What stands for the placeholders of the templates."""
+    """Return the values of the placeholders of the templates."""
     words = short.split("-")
     noun = next(spec.noun for spec in SPECS if spec.kind == kind)
-    versions = f">={__version__.rpartition('.')[0]},<{API_VERSION[0] + 1}"
-    needed = ["core", "train"] if kind == "phase" else ["core"]
+    article = "an" if noun[0] in "aeiou" else "a"
+    minor_version = __version__.rpartition(".")[0]
+    versions = f">={minor_version},<{API_VERSION[0] + 1}"
+    parts = ["core", "train"] if kind == "phase" else ["core"]
+    needed = [f'"{PREFIX}{part}{versions}"' for part in parts]
     return {
         "name": short,
         "distribution": f"{PREFIX}{short}",
@@ -112,25 +117,23 @@ def _values(short: str, kind: str) -> dict[str, str]:
         "component": "_".join(words),
         "class_name": "".join(word.capitalize() for word in words),
         "kind": kind,
-        "a_kind": f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}",
+        "a_kind": f"{article} {noun}",
         "versions": versions,
-        "needed": ", ".join(f'"{PREFIX}{part}{versions}"' for part in needed),
+        "needed": ", ".join(needed),
         "api_version": repr(API_VERSION),
     }
 
 
 def _rendered(kind: str, values: dict[str, str]) -> Iterator[tuple[Path, str]]:
-    """Path and text of every file, those of the kind over those of every kind."""
+    """Return path and text of every file: the common files, and those of the kind over them."""
+    templates = files("arb_ternary_testing.scaffold") / "templates"
     found: dict[Path, str] = {}
     for folder in ("common", kind):
-        for path, template in _walk(
-            files("arb_ternary_testing.scaffold") / "templates" / folder, Path()
-        ):
-            parts = [
-                values["package"] if part == "PACKAGE" else part.replace("dot_", ".", 1)
-                for part in path.parts
-            ]
-            found[Path(*parts)] = Template(template.read_text(encoding="utf-8")).substitute(values)
+        for path, template in _walk(templates / folder, Path()):
+            names = [part.replace("dot_", ".", 1) for part in path.parts]
+            parts = [values["package"] if name == "PACKAGE" else name for name in names]
+            text = template.read_text(encoding="utf-8")
+            found[Path(*parts)] = Template(text).substitute(values)
     yield from sorted(found.items())
 
 
