@@ -7,7 +7,7 @@ import socket
 import pytest
 
 
-def test_a_connection_to_the_network_fails_the_test_that_makes_it() -> None:
+def test_connection_to_the_network_fails_the_test() -> None:
     with (
         socket.socket() as connection,
         pytest.raises(pytest.fail.Exception, match="tests use no network"),

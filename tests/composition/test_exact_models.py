@@ -65,7 +65,7 @@ def trained(folder: Path, kind: KindOfData, model: Any, backend: str, threads: i
 
 
 @pytest.mark.parametrize(("kind", "model"), MODELS)
-def test_an_exact_run_ends_with_the_same_bytes_on_both_backends_of_a_cpu(
+def test_exact_run_has_the_same_bytes_on_both_cpu_backends(
     kind: KindOfData, model: Any, tmp_path: Path
 ) -> None:
     if "cpu" not in [each.name for each in candidates() if each.usable]:

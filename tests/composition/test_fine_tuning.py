@@ -60,7 +60,7 @@ def made(found: Any) -> tuple[torch.nn.Module, Any]:
 
 
 @pytest.mark.parametrize("found", OPTIMIZERS, ids=NAMES)
-def test_a_factor_multiplies_the_rate_of_what_it_names_whatever_the_optimizer(found: Any) -> None:
+def test_rate_factor_works_with_every_optimizer(found: Any) -> None:
     model, choice = made(found)
     trainable = collect_trainable(model)
     names = [name for part in trainable.parts.values() for name in part]
@@ -94,9 +94,7 @@ def test_a_factor_multiplies_the_rate_of_what_it_names_whatever_the_optimizer(fo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("found", OPTIMIZERS, ids=NAMES)
-def test_a_run_with_factors_and_frozen_parts_resumes_to_the_same_bytes(
-    found: Any, tmp_path: Path
-) -> None:
+def test_run_with_factors_and_frozen_parts_resumes_bitwise(found: Any, tmp_path: Path) -> None:
     model, optimizer = section(found)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 30)
     phase = {"name": "standard", "steps": 6, "batch_size": 2, "block_size": 8, "eval_every": 100}

@@ -83,9 +83,7 @@ def ends_of(*runs: Path) -> list[dict[str, bytes]]:
         ({"mean_rate": 0.5 / 16}, 2.0),
     ],
 )
-def test_the_rate_is_a_power_law_in_length_batch_width_and_schedule(
-    change: dict[str, Any], factor: float
-) -> None:
+def test_auto_rate_is_the_power_law(change: dict[str, Any], factor: float) -> None:
     assert rate_of(evolve(REFERENCE, **change)) == pytest.approx(0.115 * factor, rel=1e-9)
 
 
@@ -197,14 +195,14 @@ def test_phases_that_train_alike_share_one_rate() -> None:
     }
 
 
-def test_weights_of_another_run_are_refused_before_anything_is_written() -> None:
+def test_init_from_with_an_auto_rate_is_an_error() -> None:
     first = run("first")
     with pytest.raises(UsageProblem, match=r"`optimizer\.ternary\.lr: auto`, which is calibrated"):
         run("second", init_from=first)
     assert not Path("second").exists()
 
 
-def test_a_config_is_shown_with_the_rate_and_what_it_follows_from(
+def test_config_show_gives_the_rate_and_its_origin(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["config", "show", "run.yaml", "--origin"]) == 0

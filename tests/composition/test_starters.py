@@ -36,7 +36,7 @@ def run(text: str) -> RunConfig:
     return structure_run(read_yaml(text, "arb.yaml"), REGISTRY).config
 
 
-def test_a_run_can_be_started_from_a_small_a_mixed_an_exact_and_a_float_config() -> None:
+def test_starters_are_small_mixed_exact_and_float() -> None:
     assert {"small", "mixed", "exact", "float"} <= set(STARTERS)
 
 
@@ -50,7 +50,7 @@ def test_a_starter_config_is_valid_and_keeps_its_settings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STARTERS)
-def test_the_schema_accepts_a_starter_config_and_refuses_a_misspelt_one(name: str) -> None:
+def test_schema_accepts_starters_but_no_misspelt_key(name: str) -> None:
     data = read_yaml(written(name), "arb.yaml").data
     validator = Draft202012Validator(json_schema(RunConfig, REGISTRY))
     assert validator.is_valid(data)

@@ -62,7 +62,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[module]
 
 
-def test_it_loads_with_one_component_of_every_kind_of_interface_1_0() -> None:
+def test_loads_with_one_component_of_every_kind() -> None:
     record = next(record for record in manager().records if record.name == "heron")
     assert record.loaded, record.reason
     kinds = [found.kind for found in record.components]
@@ -93,7 +93,7 @@ def test_its_own_kind_of_config_file_is_started_and_checked(tmp_path: Path) -> N
     assert "width: 24" in path.read_text()
 
 
-def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes(
+def test_trains_in_its_own_layout_and_resumes_bitwise(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "heron.yaml"

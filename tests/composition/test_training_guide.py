@@ -190,7 +190,7 @@ def test_the_autopilot_of_the_guide_needs_a_teacher(
     assert options.blockwise_autotune_lr_decay == 0.5
 
 
-def test_the_guides_llama_becomes_decoupled_whether_or_not_it_is_here(
+def test_llama_of_the_guide_becomes_decoupled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = manifest("llama_to_dba")
@@ -365,7 +365,7 @@ def config_of(train: str, trainer: str) -> RunConfig:
     return run.config
 
 
-def test_every_key_of_the_complete_reference_decides_a_setting_or_is_refused(
+def test_every_key_of_the_guide_has_an_effect_or_is_an_error(
     tmp_path: Path,
 ) -> None:
     put_into_the_hub(tmp_path)

@@ -120,7 +120,7 @@ def _fresh() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh")
-def test_installing_a_plugin_that_no_config_names_changes_no_byte_of_a_run(
+def test_unnamed_plugin_changes_no_byte_of_a_run(
     tmp_path: Path,
 ) -> None:
     generator = random.Random(0)

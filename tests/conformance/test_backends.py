@@ -59,6 +59,6 @@ del _suite
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_backend_is_tried_on_some_device_or_says_why_it_is_on_none(backend: str) -> None:
+def test_every_backend_is_tried_or_says_why_not(backend: str) -> None:
     reasons = [reason_against(backend, device) for device in DEVICES]
     assert None in reasons or all(f"{backend!r}" in str(reason) for reason in reasons)

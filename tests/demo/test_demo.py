@@ -41,9 +41,7 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_sixteenth_of_the_demo_is_pure_and_predicts_better_than_bigrams(
-    device: str, tmp_path: Path
-) -> None:
+def test_short_demo_is_pure_and_beats_bigrams(device: str, tmp_path: Path) -> None:
     loaded = load_config(DEMO / "demo.yaml", [*SHORT, f"device={device}"])
     report = train(loaded.config, RunRequest(directory=tmp_path / "run"))
     assert report.audit.pure
@@ -84,7 +82,7 @@ def writes_in_llama_cpp_what_it_writes_here(folder: Path) -> None:
 @pytest.mark.parametrize(
     "other", ["plain.yaml", "vectors.yaml", "float-ends.yaml", "float32.yaml", "bitnet.yaml"]
 )
-def test_what_the_demo_is_compared_with_has_the_same_shape_data_and_tokens(other: str) -> None:
+def test_baselines_have_the_demos_shape_data_and_tokens(other: str) -> None:
     """Rates and their schedules are each side's own: they are tuned."""
     ternary, compared = (to_plain(load_config(DEMO / name).config) for name in ("demo.yaml", other))
     for key in ("data", "masking", "seed"):

@@ -67,7 +67,7 @@ def test_a_classifier_gets_another_head(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_model_goes_on_and_says_what_to_do_where_it_cannot(folder: Path) -> None:
+def test_text_model_continues_or_says_what_to_do(folder: Path) -> None:
     (line,) = [line for line in LINES if "hamlet" in line]
     (folder / "hamlet.txt").write_text("to be or not to be, that is the question. " * 200)
     short = (

@@ -128,7 +128,7 @@ def test_two_machines_meet_and_write_the_same(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_replaced_and_the_bytes_are_those_of_an_undisturbed_run(
+def test_killed_process_is_replaced_with_the_same_bytes(
     folder: Path,
 ) -> None:
     (line,) = COMMANDS["restarts"]
@@ -181,13 +181,13 @@ def test_no_command_of_the_page_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".sbatch")])
-def test_the_scripts_for_slurm_are_scripts_and_train_the_config_of_the_page(name: str) -> None:
+def test_slurm_scripts_train_the_config_of_the_page(name: str) -> None:
     subprocess.run(["bash", "-n", "-c", FILES[name]], check=True)
     assert " train many.yaml " in FILES[name]
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".yml")])
-def test_the_manifests_for_kubernetes_start_torchrun_in_containers_of_their_own(name: str) -> None:
+def test_kubernetes_manifests_start_torchrun(name: str) -> None:
     *_, job = yaml.safe_load_all(FILES[name])
     spec = job["spec"]
     template = (

@@ -39,7 +39,7 @@ def test_the_readme_states_the_mean_loss_of_each_side() -> None:
 
 
 @pytest.mark.parametrize("config", ["demo.yaml", "plain.yaml", "bitnet.yaml", "float32.yaml"])
-def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tuning_chose(
+def test_demo_and_baselines_have_the_tuned_settings(
     config: str,
 ) -> None:
     tuning = json.loads(
@@ -52,7 +52,7 @@ def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tu
     assert re.search(rf"^  lr: {re.escape(rate)}\b", text, re.MULTILINE)
 
 
-def test_the_demo_with_float_ends_is_run_with_the_two_rates_that_tuning_chose() -> None:
+def test_demo_with_float_ends_has_the_tuned_rates() -> None:
     tuning = json.loads(
         (ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text()
     )

@@ -90,7 +90,7 @@ def test_facts_say_what_every_backend_does(
 # --- the sanitizer
 
 
-def test_without_the_sanitizer_it_says_that_nothing_was_checked_and_fails_only_by_name(
+def test_missing_sanitizer_fails_only_if_it_was_named(
     loaded: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -208,7 +208,7 @@ def test_a_command_that_takes_too_long_is_ended(loaded: ModuleType, tmp_path: Pa
 # --- backends that work
 
 
-def test_bytes_compare_every_backend_that_works_and_something_must(
+def test_bytes_compare_every_usable_backend(
     loaded: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -157,7 +157,7 @@ def _generate_all(folder: Path) -> list[Path]:
     return list(folder.rglob("*"))
 
 
-def test_what_is_generated_names_the_plugin_and_leaves_no_placeholder(tmp_path: Path) -> None:
+def test_generated_files_have_no_placeholder_left(tmp_path: Path) -> None:
     for kind in KINDS:
         folder = new_plugin("arb-ternary-word-drop", kind, tmp_path / kind)
         assert folder == tmp_path / kind / "arb-ternary-word-drop"
@@ -186,7 +186,7 @@ def test_what_is_generated_names_the_plugin_and_leaves_no_placeholder(tmp_path: 
         ("é", "for example 'my-optimizer'"),
     ],
 )
-def test_a_name_that_no_distribution_can_have_is_refused_with_one_that_it_can(
+def test_impossible_name_is_an_error_that_suggests_another(
     name: str, hint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageProblem, match="cannot be the name of a plugin") as caught:

@@ -65,7 +65,7 @@ def write_config(folder: Path, optimizer: str) -> Path:
 # --- what is in them
 
 
-def test_a_wheel_holds_every_file_of_its_package_and_nothing_else(
+def test_wheel_holds_exactly_the_files_of_its_package(
     project: Any, wheels: Callable[..., Path]
 ) -> None:
     names, _, _ = read_wheel(wheels(project))
@@ -89,7 +89,7 @@ def test_a_wheel_holds_every_file_of_its_package_and_nothing_else(
     assert packaged == expected
 
 
-def test_a_wheel_is_for_every_machine_unless_it_holds_machine_code(
+def test_only_native_wheels_are_platform_specific(
     project: Any, wheels: Callable[..., Path]
 ) -> None:
     *_, platform = wheels(project).stem.split("-")
@@ -149,7 +149,7 @@ def test_the_core_brings_the_command(
     assert "arb = arb_ternary.cli.main:main" in entry_points
 
 
-def test_a_release_of_the_metapackage_needs_its_parts_in_its_own_version(
+def test_metapackage_requires_its_parts_in_its_own_version(
     projects: Mapping[str, Any], wheels: Callable[..., Path]
 ) -> None:
     _, metadata, _ = read_wheel(wheels(projects[METAPACKAGE]))
@@ -162,7 +162,7 @@ def test_a_release_of_the_metapackage_needs_its_parts_in_its_own_version(
     assert sorted(requirements) == sorted(expected)
 
 
-def test_every_extra_of_the_metapackage_fits_the_distributions_of_this_repository(
+def test_every_extra_fits_the_distributions_here(
     projects: Mapping[str, Any], wheels: Callable[..., Path]
 ) -> None:
     extras = projects[METAPACKAGE].metadata["hook"]["optional-dependencies"]
@@ -191,7 +191,7 @@ def test_a_distribution_asks_for_versions_that_are_here(
 # --- installed
 
 
-def test_the_core_alone_lists_itself_and_says_what_brings_training(
+def test_core_alone_says_what_brings_training(
     clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
     assert set(install(CORE)) == {CORE}
@@ -212,7 +212,7 @@ INSTALLED = (METAPACKAGE, CORE, BACKEND)
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_a_distribution_installs_with_what_it_requires_and_lists_itself(
+def test_distribution_installs_and_lists_itself(
     name: str,
     projects: Mapping[str, Any],
     clean_environment: Any,
@@ -223,7 +223,7 @@ def test_a_distribution_installs_with_what_it_requires_and_lists_itself(
 
 
 @pytest.mark.slow
-def test_every_distribution_installs_with_what_it_requires_and_lists_itself(
+def test_every_distribution_installs_and_lists_itself(
     project: Any, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
     installs_and_lists_itself(project, clean_environment, install, tmp_path)
@@ -255,7 +255,7 @@ def test_pip_install_of_a_clone_gives_a_program_that_trains(
     assert json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
 
 
-def test_a_plugin_that_is_removed_is_missed_with_the_line_that_installs_it(
+def test_removed_plugin_is_an_error_with_the_install_line(
     clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
     install(METAPACKAGE)
@@ -316,7 +316,7 @@ def test_the_tilelang_backend_works_on_the_core_alone(
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
 
 
-def test_the_triton_backend_works_on_the_core_alone_and_says_what_it_needs(
+def test_triton_backend_works_on_the_core_alone(
     clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
     install("arb-ternary-triton")

@@ -163,7 +163,7 @@ def killed(status: int) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bytes(
+def test_run_killed_twenty_times_ends_with_the_same_bytes(
     helper: Helper, whole: dict[str, Whole]
 ) -> None:
     generator = random.Random(time.time_ns())
@@ -189,7 +189,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bytes(
 @pytest.mark.parametrize(
     ("save", "point"), [(1, 1), (1, 6), (1, 8), *((4, point) for point in range(1, 11))]
 )
-def test_a_run_killed_inside_the_checkpoint_writer_ends_with_the_same_bytes(
+def test_run_killed_while_saving_ends_with_the_same_bytes(
     helper: Helper, whole: dict[str, Whole], save: int, point: int
 ) -> None:
     # A save passes nine points, and a tenth when it deletes an old one, which the third and later

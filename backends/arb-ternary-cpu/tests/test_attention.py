@@ -195,7 +195,7 @@ def test_what_is_not_finite_reaches_who_sees_it(call: Call) -> None:
     assert seen.isnan().any(-1).nonzero().flatten().tolist() == [10, 39]
 
 
-def test_results_depend_neither_on_threads_nor_on_other_sequences() -> None:
+def test_results_are_independent_of_threads_and_sequences() -> None:
     kernels: Mapping[str, Any] = build().kernels
 
     def native(name: str, *arguments: Any) -> Any:

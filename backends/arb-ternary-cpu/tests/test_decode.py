@@ -183,7 +183,7 @@ def test_a_step_gives_the_logits_of_the_modules(
     assert distance(steps, expected).close(max(model.config.hidden, model.config.width), 2)
 
 
-def test_a_long_context_and_one_position_beyond_a_multiple_of_sixteen(
+def test_long_context_beyond_a_multiple_of_sixteen(
     native: Counted, by_modules: Callable[[Any], Any]
 ) -> None:
     model = decoder(max_length=400, head_dim=36, kv_heads=2)
@@ -193,7 +193,7 @@ def test_a_long_context_and_one_position_beyond_a_multiple_of_sixteen(
 
 
 @pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[5]], ids=["pure", "float embedding"])
-def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(
+def test_bfloat16_is_as_close_to_float32_as_the_modules(
     native: Counted, options: dict[str, Any], by_modules: Callable[[Any], Any]
 ) -> None:
     model = decoder(torch.bfloat16, **options)
@@ -301,7 +301,7 @@ def heard() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heard")
-def test_an_interrupt_between_or_within_steps_leaves_the_next_text_its_tokens(
+def test_interrupt_leaves_the_tokens_of_the_next_text(
     best: Counted, shared_work: Any, threads: Callable[[int], None]
 ) -> None:
     threads(2)
@@ -417,7 +417,7 @@ def test_a_step_follows_weights_that_learn_in_place(
     assert distance(fresh, again).close(256, 2)
 
 
-def test_exponents_too_far_apart_for_sums_of_32_bits_are_left_to_the_modules(
+def test_exponents_beyond_32_bit_sums_use_the_modules(
     native: Counted, by_modules: Callable[[Any], Any]
 ) -> None:
     model = decoder(group_size=32)
@@ -430,7 +430,7 @@ def test_exponents_too_far_apart_for_sums_of_32_bits_are_left_to_the_modules(
     assert torch.equal(steps, expected)
 
 
-def test_more_sequences_than_a_step_takes_are_left_to_the_modules(
+def test_more_sequences_than_a_step_takes_use_the_modules(
     best: Counted, by_modules: Callable[[Any], Any]
 ) -> None:
     model = decoder()
@@ -438,7 +438,7 @@ def test_more_sequences_than_a_step_takes_are_left_to_the_modules(
     assert torch.equal(decoded(model, ids), decoded(by_modules(model), ids))
 
 
-def test_an_id_outside_the_vocabulary_is_the_error_of_the_modules(best: Counted) -> None:
+def test_id_outside_the_vocabulary_is_the_modules_error(best: Counted) -> None:
     model = decoder()
     cache = model.new_cache(1)
     with torch.no_grad(), pytest.raises(IndexError, match=f"ids must lie in 0..{VOCABULARY - 1}"):

@@ -74,9 +74,7 @@ def test_a_buffer_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_peak_is_a_rate_that_does_not_depend_on_how_long_it_is_measured(
-    backend: CpuBackend, threads: int
-) -> None:
+def test_peak_does_not_depend_on_how_long_it_is_measured(backend: CpuBackend, threads: int) -> None:
     torch.set_num_threads(threads)
     # The best of three: a process that loses its core in the middle of a millisecond has no rate.
     rates = [

@@ -39,7 +39,7 @@ def test_scalar_is_always_usable_and_the_fastest_comes_first() -> None:
     assert chosen_isa() == usable[0]
 
 
-def test_an_unknown_instruction_set_names_the_nearest_and_the_usable_ones() -> None:
+def test_unknown_instruction_set_suggests_usable_ones() -> None:
     with pytest.raises(UsageProblem) as caught:
         chosen_isa("avx512vni")
     assert "avx512vni" in caught.value.what
@@ -47,7 +47,7 @@ def test_an_unknown_instruction_set_names_the_nearest_and_the_usable_ones() -> N
     assert ", ".join(usable_isas()) in caught.value.hint
 
 
-def test_an_instruction_set_of_another_processor_is_an_environment_problem() -> None:
+def test_instruction_set_of_another_processor_is_an_error() -> None:
     foreign = next(isa for isa in ISAS if isa not in usable_isas())
     with pytest.raises(EnvironmentProblem, match=f"{foreign!r} cannot be used on this processor"):
         build(foreign)

@@ -128,7 +128,7 @@ def int8_grad_input(size: tuple[int, int, int, int], exponents: tuple[int, int])
 
 @pytest.mark.parametrize("exponents", EXPONENTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_int8_products_have_the_bits_of_the_torch_backend(
+def test_int8_products_are_bitwise_those_of_torch(
     backend: KernelBackend,
     threads: int,
     size: tuple[int, int, int, int],
@@ -147,7 +147,7 @@ def test_int8_products_have_the_bits_of_the_torch_backend(
 
 
 @pytest.mark.parametrize("exponents", [(-3, -3), (-9, 0)])
-def test_results_larger_than_a_cache_have_the_bits_of_the_torch_backend(
+def test_large_results_are_bitwise_those_of_torch(
     backend: KernelBackend, threads: int, exponents: tuple[int, int]
 ) -> None:
     # 8.4 MB of float32 and half as many of the others, which are written past the caches where that
@@ -231,7 +231,7 @@ def test_a_scale_of_float64_results_is_that_of_float32(backend: KernelBackend) -
     assert torch.equal(y, reference.linear(q, scale, weight.reference, *arguments, torch.float64))
 
 
-def test_exponents_that_spread_too_far_are_refused_as_by_the_torch_backend(
+def test_exponents_that_spread_too_far_are_an_error(
     backend: KernelBackend,
 ) -> None:
     weight = Weight(backend, 20, 64, 32, (0, 0))
@@ -266,7 +266,7 @@ def test_sums_beyond_32_bits_are_exact(backend: KernelBackend, rows: int) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("columns", [1, 15, 16, 129, 1000])
-def test_rows_are_quantised_with_the_bits_of_the_torch_backend(
+def test_quantised_rows_are_bitwise_those_of_torch(
     backend: KernelBackend, threads: int, columns: int, dtype: torch.dtype
 ) -> None:
     x = normal(columns, 70, columns).to(dtype)
@@ -281,7 +281,7 @@ def test_rows_are_quantised_with_the_bits_of_the_torch_backend(
         assert torch.equal(got.nan_to_num(nan=-5.0), wanted.nan_to_num(nan=-5.0))
 
 
-def test_subnormal_rows_are_quantised_with_the_bits_of_the_torch_backend(
+def test_quantised_subnormal_rows_are_bitwise_those_of_torch(
     backend: KernelBackend,
 ) -> None:
     x = torch.arange(-400, 401, dtype=torch.int32).repeat(40, 1).float() * 2.0**-149
@@ -312,7 +312,7 @@ def rounded_gradient(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("special", [None, torch.nan, torch.inf, 0.0, 127.0, 3e38, 1e-45])
-def test_gradients_are_rounded_with_the_bits_of_the_torch_backend(
+def test_rounded_gradients_are_bitwise_those_of_torch(
     backend: KernelBackend, threads: int, special: float | None, dtype: torch.dtype
 ) -> None:
     grad, rounded = rounded_gradient(special, dtype)

@@ -145,7 +145,7 @@ def test_the_bytes_that_a_step_keeps_are_those_of_quantize_rows(
         assert not scale[:, :, 9:].any()
 
 
-def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(
+def test_bfloat16_is_as_close_to_float32_as_the_modules(
     taken: list[bool], by_modules: Callable[[Any], Any]
 ) -> None:
     model = decoder(torch.bfloat16)

@@ -160,7 +160,7 @@ SIZES = [
         (SIZES[6], 2, -12, 9),
     ],
 )
-def test_votes_by_shifts_are_the_torch_backends_bit_for_bit(
+def test_votes_by_shifts_are_bitwise_those_of_torch(
     backend: KernelBackend,
     threads: int,
     sizes: tuple[int, int, int, int],
@@ -180,7 +180,7 @@ def test_votes_by_shifts_are_the_torch_backends_bit_for_bit(
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_votes_by_factors_of_an_integer_gradient_are_the_torch_backends_bit_for_bit(
+def test_integer_votes_by_factors_are_bitwise_those_of_torch(
     backend: KernelBackend, threads: int, sizes: tuple[int, int, int, int]
 ) -> None:
     tokens, rows, columns, group = sizes
@@ -196,7 +196,7 @@ def test_votes_by_factors_of_an_integer_gradient_are_the_torch_backends_bit_for_
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_sign_votes_of_an_integer_gradient_are_the_torch_backends_bit_for_bit(
+def test_integer_sign_votes_are_bitwise_those_of_torch(
     backend: KernelBackend, threads: int, sizes: tuple[int, int, int, int]
 ) -> None:
     tokens, rows, columns, group = sizes
@@ -211,7 +211,7 @@ def test_sign_votes_of_an_integer_gradient_are_the_torch_backends_bit_for_bit(
 
 @pytest.mark.parametrize("activations", [torch.int8, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sizes", [(9, 100, 1100, 32), (130, 49, 513, 64), (1, 25, 70, 70)])
-def test_votes_of_a_bfloat16_gradient_are_those_of_the_exact_product(
+def test_bfloat16_votes_are_those_of_the_exact_product(
     backend: KernelBackend, threads: int, sizes: tuple[int, int, int, int], activations: torch.dtype
 ) -> None:
     """Sparse ones, so that sums stay below 256: the torch backend rounds them to bfloat16."""
@@ -275,7 +275,7 @@ def test_shifts_that_leave_32_bits_are_added_in_64(backend: KernelBackend) -> No
     "columns", [[0.0, 1.0, 1e-38], [1.0, -2.0, 1e-38]], ids=["some are 0", "none is 0"]
 )
 @pytest.mark.parametrize("row", [1.0, 1e20])
-def test_products_beyond_float32_are_clipped_and_count_as_none_times_0(
+def test_products_beyond_float32_are_clipped(
     backend: KernelBackend, row: float, columns: list[float]
 ) -> None:
     layer = Layer(backend, WeightShape(3, 150, 32), low=-1)
@@ -288,7 +288,7 @@ def test_products_beyond_float32_are_clipped_and_count_as_none_times_0(
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("mode", ["sign", "shifts", "factors", "float"])
-def test_votes_of_a_lookup_are_the_torch_backends_bit_for_bit(
+def test_lookup_votes_are_bitwise_those_of_torch(
     backend: KernelBackend, threads: int, mode: str, bits: int
 ) -> None:
     rows = 900
@@ -370,7 +370,7 @@ def test_a_table_much_longer_than_the_batch_is_looked_up_too(backend: KernelBack
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("decay", [0, 77, 40_000, 65_535, 65_536])
 @pytest.mark.parametrize("carry", [False, True])
-def test_scaled_flips_are_the_torch_backends_bit_for_bit(
+def test_scaled_flips_are_bitwise_those_of_torch(
     backend: KernelBackend, threads: int, carry: bool, decay: int, bits: int
 ) -> None:
     for rows, columns in ((70, 1000), (3, 17_000)):
@@ -383,7 +383,7 @@ def test_scaled_flips_are_the_torch_backends_bit_for_bit(
 
 @pytest.mark.parametrize("leak", [0, 1, 3, 127, 1000])
 @pytest.mark.parametrize("threshold", [1, 40, 127])
-def test_flips_are_the_torch_backends_bit_for_bit(
+def test_flips_are_bitwise_those_of_torch(
     backend: KernelBackend, threads: int, threshold: int, leak: int
 ) -> None:
     layer = Layer(backend, WeightShape(50, 777, 32), threads=threads)
@@ -436,7 +436,7 @@ def test_float_votes_do_not_depend_on_the_number_of_threads(
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_integer_votes_and_statistics_are_the_same_for_every_instruction_set() -> None:
+def test_integer_votes_are_the_same_in_every_instruction_set() -> None:
     results = []
     for isa in usable_isas():
         chosen = build(isa)
@@ -466,7 +466,7 @@ def test_narrow_votes_have_the_storage_of_the_torch_backend(
             assert torch.equal(backend.kernels["unpack_votes"](stored, shape), held)
 
 
-def test_operands_need_not_be_contiguous_but_what_is_changed_must(backend: KernelBackend) -> None:
+def test_only_changed_operands_must_be_contiguous(backend: KernelBackend) -> None:
     layer = Layer(backend, WeightShape(40, 70, 32))
     grad = numbers(5, -9, 9, 40, 6).t()
     x = numbers(6, -9, 9, 6, 140)[:, ::2]
@@ -548,9 +548,7 @@ def test_what_does_not_fit_is_refused_by_name(backend: KernelBackend) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 40, 2**40])
-def test_an_id_beyond_the_table_is_an_index_error_and_changes_nothing(
-    backend: KernelBackend, wrong: int
-) -> None:
+def test_id_beyond_the_table_is_an_index_error(backend: KernelBackend, wrong: int) -> None:
     layer = Layer(backend, WeightShape(40, 70, 32))
     before = layer.states[1].votes.clone()
     with pytest.raises(IndexError, match=r"ids must be in 0\.\.39"):

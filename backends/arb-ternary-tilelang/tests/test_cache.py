@@ -110,7 +110,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_two_processes_share_one_build_and_a_broken_one_is_compiled_again_with_a_warning(
+def test_processes_share_a_build_and_a_broken_one_is_replaced(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "kernels"
@@ -171,7 +171,7 @@ def compiler(folder: Path, release: str) -> str:
     return str(path)
 
 
-def test_a_build_is_shared_where_releases_compiler_and_processor_are_the_same(
+def test_build_is_shared_by_release_compiler_and_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = compiler(tmp_path, "14.2")

@@ -34,9 +34,7 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("name", "arch"), COMPILED)
-def test_a_hot_kernel_spills_no_register_and_uses_the_units_that_it_is_written_for(
-    name: str, arch: str
-) -> None:
+def test_hot_kernel_spills_nothing_and_uses_its_units(name: str, arch: str) -> None:
     made = compile_kernel(name, arch)
     assert (made.spill_stores, made.spill_loads) == (0, 0)
     assert 0 < made.registers <= 255

@@ -167,9 +167,7 @@ def test_a_device_that_nobody_wrote_kernels_for_is_refused() -> None:
     ("kind", "wanted"),
     [("c", "g++ or clang++ or c++"), ("cuda", "nvcc, in CUDA_HOME, PATH or /usr/local/cuda")],
 )
-def test_a_compiler_that_goes_missing_later_is_an_error_that_says_so(
-    kind: str, wanted: str
-) -> None:
+def test_compiler_that_goes_missing_is_an_error(kind: str, wanted: str) -> None:
     made = lanes.cpu_lane() if kind == "c" else lanes.cuda_lane("sm_90a")
     with pytest.raises(EnvironmentProblem) as caught:
         made.kernel(storage.pack, N=1, K=1)
@@ -207,7 +205,7 @@ def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(built) == 1
 
 
-def test_options_are_constants_of_a_kernel_on_cuda_and_arguments_as_cpp() -> None:
+def test_options_are_constants_on_cuda_and_arguments_in_cpp() -> None:
     on_cuda = lanes.cuda_lane("sm_80")
     as_cpp = lanes.cpu_lane()
     assert [on_cuda.option(value) for value in (True, False, 2)] == [True, False, 2]
@@ -243,7 +241,7 @@ def test_a_weight_of_another_layout_is_refused() -> None:
         )
 
 
-def test_votes_that_are_not_contiguous_cannot_be_written_in_place() -> None:
+def test_non_contiguous_votes_cannot_be_written() -> None:
     packed = torch.zeros(2, 12, dtype=torch.uint8)
     votes = torch.zeros(40, 2, dtype=torch.int8).t()
     state = new_state(

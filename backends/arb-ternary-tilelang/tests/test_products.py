@@ -135,7 +135,7 @@ def test_exponents_that_spread_too_far_are_refused(
         )
 
 
-def test_gradients_that_are_a_last_place_from_an_integer_round_as_the_number_format_says(
+def test_gradients_next_to_an_integer_round_by_the_format(
     kernels: Mapping[str, Callable[..., Tensor]],
 ) -> None:
     # with the random number a tie of float32, or the place beside it

@@ -166,7 +166,7 @@ def _loss(directory: Path) -> float:
     return float(json.loads((directory / "result.json").read_text())["validation_loss"])
 
 
-def test_the_demo_trains_to_the_bytes_of_the_torch_backend_under_exact(demo: Demo) -> None:
+def test_exact_demo_has_the_bytes_of_the_torch_backend(demo: Demo) -> None:
     wanted, got = (
         demo(backend, "exact=true", "optimizer.orthogonal=false")
         for backend in ("torch", "tilelang")
@@ -175,6 +175,6 @@ def test_the_demo_trains_to_the_bytes_of_the_torch_backend_under_exact(demo: Dem
     assert _loss(got) == _loss(wanted)
 
 
-def test_the_demo_trains_to_a_loss_within_the_spread_of_seeds_otherwise(demo: Demo) -> None:
+def test_demo_ends_within_the_spread_of_seeds(demo: Demo) -> None:
     losses = [_loss(demo("torch", f"seed={seed}")) for seed in range(3)]
     assert abs(_loss(demo("tilelang", "seed=0")) - losses[0]) <= max(losses) - min(losses)

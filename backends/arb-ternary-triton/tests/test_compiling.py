@@ -48,7 +48,7 @@ def _compile(
 @pytest.mark.parametrize(
     "cases", [FEW, pytest.param(list(CASES), marks=pytest.mark.slow)], ids=["a few", "all"]
 )
-def test_hot_kernels_compile_without_spills_and_multiply_on_tensor_cores(cases: list[str]) -> None:
+def test_hot_kernels_use_tensor_cores_without_spills(cases: list[str]) -> None:
     found = _compile(TENSOR, cases)
     assert [(one["case"], one["target"]) for one in found] == [
         (case, target) for case in cases for target in TENSOR

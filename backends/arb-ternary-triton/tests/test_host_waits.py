@@ -40,7 +40,7 @@ def rule(name: str, model: nn.Module) -> TernaryOptimizer:
 
 
 @pytest.mark.parametrize("name", ["sign_votes", "scaled_votes"])
-def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
+def test_spread_of_moved_exponents_is_found_on_the_host(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from arb_ternary_triton import floors
@@ -108,7 +108,7 @@ def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
     assert transfers[1] == transfers[2]
 
 
-def test_spreads_that_nobody_foresaw_are_read_when_they_are_asked_for() -> None:
+def test_unforeseen_spreads_are_read_on_demand() -> None:
     from arb_ternary_triton.floors import floors_of, renew_floors
 
     shape = WeightShape(2, 64, 32)

@@ -27,7 +27,7 @@ def _table() -> list[str]:
     return place.partition("<!-- /compiled-shapes -->")[0].split("\n")[2:-2]
 
 
-def test_every_kernel_of_the_package_is_translated_for_some_sizes() -> None:
+def test_every_kernel_is_translated_for_some_sizes() -> None:
     source = Path(arb_ternary_triton.__file__).parent
     written = {
         name

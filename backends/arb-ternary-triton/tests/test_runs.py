@@ -189,7 +189,7 @@ def test_an_exact_run_has_the_bytes_of_the_torch_backend(optimizer: str, run: Ru
 
 
 @interpreted
-def test_a_run_whose_device_the_kernels_serve_only_after_the_move_has_the_bytes_of_torch(
+def test_run_moved_to_the_device_has_the_bytes_of_torch(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: the model is made on the CPU, which the kernels do not serve, and moved to the
@@ -268,7 +268,7 @@ def _loss(directory: Path) -> float:
 
 @pytest.mark.extended
 @pytest.mark.skipif(not DEMO.exists(), reason="the demo is not beside this package")
-def test_the_tiny_demo_trains_from_the_command_line_to_the_bytes_of_torch(
+def test_demo_from_the_command_line_has_the_bytes_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "torch")
@@ -297,7 +297,7 @@ def test_the_tiny_demo_trains_from_the_command_line_to_the_bytes_of_torch(
 
 @interpreted
 @pytest.mark.skipif(not DEMO.exists(), reason="the demo is not beside this package")
-def test_with_float_gradients_the_tiny_demo_ends_within_the_spread_of_seeds(
+def test_demo_with_float_gradients_ends_within_the_spread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "torch")

@@ -81,7 +81,7 @@ def test_every_op_is_translated_for_sizes_of_one(
 
 
 @pytest.mark.parametrize("name", ["quantize_gradient", "cast_scaled_votes", "rms_norm_quantize"])
-def test_exact_kernels_neither_drop_subnormal_numbers_nor_fuse_nor_approximate(name: str) -> None:
+def test_exact_kernels_use_no_inexact_instruction(name: str) -> None:
     for integer in (True, False) if name == "cast_scaled_votes" else (True,):
         for launch in launches_of(call_of(name, 16, WeightShape(16, 64, 32), integer), TARGET):
             ptx = compile_launch(launch, TARGETS[TARGET]).asm["ptx"]

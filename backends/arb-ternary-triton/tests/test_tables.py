@@ -66,7 +66,7 @@ def chosen() -> Entry:
 # --- shipped
 
 
-def test_the_shipped_table_holds_the_choices_of_the_model_and_says_so() -> None:
+def test_shipped_table_holds_the_choices_of_the_model() -> None:
     text = resources.files("arb_ternary_triton").joinpath("tiles.json").read_text(encoding="utf-8")
     assert json.loads(text) == shipped_document()
     assert "nothing here is measured" in json.loads(text)["origin"]
@@ -76,7 +76,7 @@ def test_the_shipped_table_holds_the_choices_of_the_model_and_says_so() -> None:
 @pytest.mark.parametrize(
     "gpu", [*KNOWN.values(), H200, Gpu("sm_120", 170)], ids=lambda gpu: gpu.name or gpu.family
 )
-def test_every_gpu_has_a_choice_for_every_kind_and_number_of_rows(gpu: Gpu) -> None:
+def test_every_gpu_has_a_choice_for_every_kind_and_rows(gpu: Gpu) -> None:
     for kind in KINDS:
         for rows in (1, 2, 16, 17, 33, 129, 513, 10**6):
             assert shipped(kind, rows, gpu) == modelled(kind, row_bound(rows), gpu)
@@ -171,14 +171,14 @@ def test_the_variable_has_every_bucket_measured_once(
     assert asked == [(LINEAR, BUCKET, H200)]
 
 
-def test_what_is_compiled_for_another_gpu_takes_what_is_shipped_for_it() -> None:
+def test_compiling_for_another_gpu_takes_its_shipped_choice() -> None:
     with recording(KNOWN["gfx942"]):
         assert chosen() == shipped(LINEAR, 16, KNOWN["gfx942"])
     with forced(FASTER.entry):
         assert chosen() == FASTER.entry
 
 
-def test_a_choice_becomes_a_tile_whose_sums_are_shared_until_the_gpu_is_full(
+def test_choice_shares_sums_until_the_gpu_is_full(
     on_h200: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "INTERPRETED", False)
@@ -200,14 +200,14 @@ def test_a_choice_becomes_a_tile_whose_sums_are_shared_until_the_gpu_is_full(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
-def test_candidates_begin_with_the_shipped_choice_and_each_is_tried_once(kind: Any) -> None:
+def test_candidates_start_with_the_shipped_choice(kind: Any) -> None:
     for rows in ROWS:
         found = candidates(kind, rows, H200)
         assert found[0] == shipped(kind, rows, H200)
         assert len(found) == len(set(found)) >= 4
 
 
-def test_the_fastest_candidate_is_taken_and_one_that_cannot_run_passed_over() -> None:
+def test_fastest_candidate_that_runs_is_taken() -> None:
     taken = {FASTER.entry: 1e-5, OTHER.entry: 2e-5}
 
     def seconds(entry: Entry) -> float:
@@ -288,7 +288,7 @@ def _keep_many(path: Path, start: int) -> None:
         table.keep(LINEAR, (number, 128, 128), FASTER)
 
 
-def test_two_processes_that_write_at_a_time_keep_both_of_their_findings(tmp_path: Path) -> None:
+def test_two_processes_keep_both_of_their_findings(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     path = tmp_path / "gpu.json"
     running = [context.Process(target=_keep_many, args=(path, start)) for start in (0, 100)]
@@ -331,7 +331,7 @@ def test_a_damaged_file_is_told_of_ignored_and_replaced(
     assert UserTable(path, "3.9.0").find(LINEAR, BUCKET) == FASTER
 
 
-def test_a_folder_that_cannot_be_written_is_told_of_and_the_finding_holds_here(
+def test_finding_holds_if_the_folder_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -359,7 +359,7 @@ def test_an_interrupted_write_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("value", ["", "relative/path"])
-def test_the_cache_is_in_the_home_directory_unless_the_variable_names_a_place(
+def test_cache_is_in_the_home_directory_or_the_variables_place(
     value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -66,7 +66,7 @@ def test_a_step_equals_the_rule_in_numpy_bit_for_bit(data: st.DataObject) -> Non
     )
 
 
-def test_the_defaults_are_a_learning_rate_of_one_hundredth_and_no_decay() -> None:
+def test_defaults_are_lr_one_hundredth_without_decay() -> None:
     weight = parameter(np.float32([1.0, -1.0, 0.5, 2.0]), [3.0, -1e-9, 0.0, 0.25])
     SignGSD([weight]).step()
     lr = np.float32(0.01)
@@ -76,7 +76,7 @@ def test_the_defaults_are_a_learning_rate_of_one_hundredth_and_no_decay() -> Non
     )
 
 
-def test_decay_acts_on_the_sign_so_that_agreeing_signs_double_and_opposing_signs_cancel() -> None:
+def test_decay_adds_the_sign_of_the_parameter() -> None:
     weight = parameter(np.float64([1.0, 1.0, -1.0, 0.0, 100.0]), [2.0, -2.0, -5.0, 1.0, 0.0])
     SignGSD([weight], lr=0.5, weight_decay=1.0).step()
     np.testing.assert_array_equal(weight.detach().numpy(), [0.0, 1.0, 0.0, -0.5, 99.5])
@@ -108,7 +108,7 @@ def test_there_is_no_optimizer_state_after_any_number_of_steps() -> None:
     assert optimizer.state_dict()["state"] == {}
 
 
-def test_a_parameter_without_a_gradient_is_left_alone_even_by_decay() -> None:
+def test_parameter_without_a_gradient_does_not_decay() -> None:
     weight = parameter(np.ones(3, np.float32), None)
     SignGSD([weight], weight_decay=1.0).step()
     assert weight.tolist() == [1.0, 1.0, 1.0]
@@ -120,7 +120,7 @@ def test_the_gradient_itself_is_not_changed() -> None:
     np.testing.assert_array_equal(weight.grad.numpy(), np.float32([1.5, -2.5, np.nan]))
 
 
-def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
+def test_closure_runs_with_gradients_and_its_loss_is_returned() -> None:
     weight = nn.Parameter(torch.tensor([2.0]))
     optimizer = SignGSD([weight], lr=0.5)
 
@@ -160,7 +160,7 @@ def test_a_learning_rate_schedule_sets_the_size_of_each_step() -> None:
     assert weight.item() == 1.0 + 0.5 + 0.25 + 0.125
 
 
-def test_updating_together_equals_updating_one_by_one_bit_for_bit() -> None:
+def test_foreach_update_is_bitwise_the_single_one() -> None:
     generator = torch.Generator().manual_seed(3)
     kinds = [
         (torch.float32, 17),
@@ -216,7 +216,7 @@ def test_a_sparse_gradient_gives_the_bits_of_the_dense_rule(
     )
 
 
-def test_an_embedding_with_sparse_gradients_trains_as_the_dense_one() -> None:
+def test_sparse_embedding_trains_like_a_dense_one() -> None:
     ids = torch.tensor([1, 1, 4, 0, 4])
     tables = []
     for sparse in (False, True):
@@ -231,7 +231,7 @@ def test_an_embedding_with_sparse_gradients_trains_as_the_dense_one() -> None:
     assert torch.equal(tables[0], tables[1])
 
 
-def test_duplicate_rows_of_a_sparse_gradient_are_summed_before_the_sign() -> None:
+def test_duplicate_rows_are_summed_before_the_sign() -> None:
     weight = parameter(np.zeros((2, 1), np.float32), None)
     weight.grad = torch.sparse_coo_tensor(
         [[0, 0, 0]], [[5.0], [-1.0], [-1.0]], (2, 1), check_invariants=True
@@ -243,7 +243,7 @@ def test_duplicate_rows_of_a_sparse_gradient_are_summed_before_the_sign() -> Non
 # --- NaN
 
 
-def test_a_nan_gradient_is_an_error_that_names_the_parameter_and_changes_nothing() -> None:
+def test_nan_gradient_is_an_error_that_names_the_parameter() -> None:
     model = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 3)})
     groups = [
         {"params": list(model["first"].named_parameters(prefix="first"))},
@@ -264,7 +264,7 @@ def test_a_nan_gradient_is_an_error_that_names_the_parameter_and_changes_nothing
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_without_names_the_error_still_says_which_group_and_parameter() -> None:
+def test_error_without_names_gives_group_and_parameter() -> None:
     weight = parameter(np.ones(2, np.float32), [float("nan"), float("nan")])
     with pytest.raises(
         NanGradientError,
@@ -306,7 +306,7 @@ def test_policy_skip_drops_the_step_of_every_group_and_counts_it() -> None:
     assert good.tolist() != [1.0, 1.0]
 
 
-def test_error_wins_over_skip_where_the_policies_of_groups_differ() -> None:
+def test_policy_error_wins_over_skip() -> None:
     skips, raises = (parameter(np.ones(1, np.float32), [float("nan")]) for _ in range(2))
     optimizer = SignGSD([{"params": [skips], "nan_policy": "skip"}, {"params": [raises]}])
     with pytest.raises(NanGradientError, match="param group 1"):
@@ -356,7 +356,7 @@ def test_a_misspelt_policy_gets_the_nearest_one() -> None:
     assert caught.value.hint == "did you mean 'error'?"
 
 
-def test_the_options_of_a_group_are_checked_and_a_refused_group_is_not_added() -> None:
+def test_group_with_a_bad_option_is_not_added() -> None:
     optimizer = SignGSD([nn.Parameter(torch.ones(1))])
     with pytest.raises(ConfigError, match="param group 1: lr must be"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": -1})
@@ -424,7 +424,7 @@ def test_the_hook_module_imports_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_a_restored_optimizer_has_the_groups_of_one_that_was_never_saved() -> None:
+def test_restored_optimizer_has_the_groups_of_an_unsaved_one() -> None:
     parameter = torch.zeros(2, requires_grad=True)
     optimizer = SignGSD([parameter])
     restored = SignGSD([parameter])

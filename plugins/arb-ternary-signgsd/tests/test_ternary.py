@@ -54,7 +54,7 @@ def test_n_updates_cast_the_whole_part_of_n_times_the_decay(
     assert cast == int(np.floor(updates * share))
 
 
-def test_without_decay_and_nan_the_modules_end_as_under_sign_votes() -> None:
+def test_without_decay_and_nan_it_equals_sign_votes() -> None:
     from arb_ternary_votes.sign_votes import SignVotes
 
     states = []
@@ -88,7 +88,7 @@ def test_decay_votes_pull_every_trit_towards_zero(weight_decay: float, updates: 
     assert torch.equal(layer.trits(), trits)
 
 
-def test_decay_alone_ends_with_every_trit_at_zero_and_stays_there() -> None:
+def test_decay_alone_leaves_every_trit_at_zero() -> None:
     layer = TernaryLinear(32, 4, group_size=32)
     optimizer = TernarySignGSD(
         {"layer": layer}, weight_decay=1.0, votes=SignVotesConfig(accum_threshold=3)
@@ -120,7 +120,7 @@ def test_the_decay_votes_saturate_where_narrow_accumulators_end() -> None:
     assert bool((layer.logical_votes() == -7).all())
 
 
-def test_a_decay_of_more_votes_than_an_accumulator_holds_is_refused() -> None:
+def test_decay_larger_than_an_accumulator_is_an_error() -> None:
     with pytest.raises(
         ConfigError,
         match="weight_decay must be between 0 and 127 votes an update on ternary modules",
@@ -128,7 +128,7 @@ def test_a_decay_of_more_votes_than_an_accumulator_holds_is_refused() -> None:
         TernarySignGSD({"layer": TernaryLinear(32, 2, group_size=32)}, weight_decay=128.0)
 
 
-def test_a_model_of_both_kinds_gets_one_optimizer_with_joined_groups() -> None:
+def test_mixed_model_gets_one_optimizer_with_joined_groups() -> None:
     optimizer = build(SignGSDConfig(lr=0.25), collect_trainable(Mixed()))
     assert isinstance(optimizer, JoinedSignGSD)
     assert [
@@ -210,7 +210,7 @@ def test_a_nan_in_either_part_stops_both_before_anything_changes(where: str) -> 
 
 
 @pytest.mark.parametrize("where", ["float", "ternary"])
-def test_policy_skip_drops_the_step_of_both_parts_and_the_next_step_is_taken(where: str) -> None:
+def test_policy_skip_drops_one_step_of_both_parts(where: str) -> None:
     model = Mixed()
     config = SignGSDConfig(nan_policy="skip", votes=SignVotesConfig(accum_threshold=1))
     optimizer = build(config, collect_trainable(model))
@@ -231,7 +231,7 @@ def test_policy_skip_drops_the_step_of_both_parts_and_the_next_step_is_taken(whe
 
 
 @pytest.mark.parametrize("first", ["ternary", "float"])
-def test_a_joined_optimizer_of_any_order_keeps_both_parts_still_where_the_float_part_skips(
+def test_joined_optimizer_skips_both_parts_in_any_order(
     first: str,
 ) -> None:
     model = Mixed()
@@ -258,7 +258,7 @@ def test_policy_zero_lets_nan_cast_no_vote() -> None:
     assert layer.logical_votes().sum(dim=1).tolist() == [0, -32]
 
 
-def test_memory_counts_the_float_parameters_and_the_packed_weights() -> None:
+def test_memory_counts_parameters_and_packed_weights() -> None:
     model = nn.ModuleDict(
         {"dense": nn.Linear(1024, 256, bias=False), "packed": TernaryLinear(4096, 1024)}
     )

@@ -8,7 +8,7 @@ from arb_ternary.cli.main import main
 from arb_ternary_testing import commands, runner
 
 
-def test_check_runs_the_conformance_kit_and_exits_with_its_verdict(
+def test_check_exits_with_the_result_of_the_kit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[str, str | None]] = []
@@ -19,7 +19,7 @@ def test_check_runs_the_conformance_kit_and_exits_with_its_verdict(
     assert asked == [("votes", None), ("votes", "optimizer")]
 
 
-def test_check_of_an_unknown_plugin_gets_the_nearest_name(
+def test_check_of_an_unknown_plugin_suggests_a_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plugins", "check", "testin"]) == 2

@@ -82,7 +82,7 @@ def test_an_entry_without_parameters_stands_for_all_of_them(tmp_path: Path) -> N
     assert "test_partly[2]" not in output
 
 
-def test_an_entry_that_names_no_test_fails_with_its_line(tmp_path: Path) -> None:
+def test_entry_that_names_no_test_fails_with_its_line(tmp_path: Path) -> None:
     code, output = run_with(
         tmp_path, "TestThing::test_bad not done\nTestThing::test_partly[3] gone\n"
     )
@@ -93,7 +93,7 @@ def test_an_entry_that_names_no_test_fails_with_its_line(tmp_path: Path) -> None
     )
 
 
-def test_a_run_of_one_test_says_nothing_about_the_other_entries(tmp_path: Path) -> None:
+def test_run_of_one_test_ignores_the_other_entries(tmp_path: Path) -> None:
     listed = "TestThing::test_bad not done\nTestThing::test_partly[2] too large\n"
     code, output = run_with(tmp_path, listed, "test_thing.py::TestThing::test_bad")
     assert (code, "1 xfailed" in output) == (0, True), output
