@@ -1,4 +1,4 @@
-"""What the audit counts."""
+"""The audit of what a model stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses without whole logits: in training, in evaluation, and where they are not to be had."""
+"""Losses without whole logits, in training and evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from arb_ternary_train.runner import RunRequest, train
 
 
 class Table(nn.Module):
-    """Logits are rows of a table; judges in blocks where it is told to, and notes whose rows."""
+    """A model whose logits are rows of a table; it records which rows it judges in blocks."""
 
     def __init__(self, willing: bool = True) -> None:
         super().__init__()

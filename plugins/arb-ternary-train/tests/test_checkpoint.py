@@ -128,7 +128,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
 def test_file_size_limit_leaves_the_previous_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """A real failure of write(2), below safetensors: the size of files is limited for a moment."""
+    """Limit the size of files for a moment, so that write(2) fails below safetensors."""
     resource = pytest.importorskip("resource")
     signal = pytest.importorskip("signal")
     store = CheckpointStore(tmp_path)

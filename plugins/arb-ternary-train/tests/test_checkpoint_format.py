@@ -45,7 +45,7 @@ states = st.recursive(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality that tells types apart, and -0.0 from 0.0, and finds a NaN equal to itself."""
+    """Return whether two trees are equal, including types, -0.0 and NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -128,8 +128,16 @@ def test_a_value_that_cannot_be_stored_is_named_by_its_path(value: object) -> No
 
 
 DTYPES = (
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
 )
 
 

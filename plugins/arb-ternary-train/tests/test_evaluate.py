@@ -22,9 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Bigram(nn.Module):
-    """Logits of the next token from the present one, and a dropout that would show in training
-    mode.
-    """
+    """A bigram model with a dropout that would show in training mode."""
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__()

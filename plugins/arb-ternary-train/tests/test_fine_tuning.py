@@ -1,6 +1,4 @@
-"""Fine-tuning: what is frozen stays as it is, factors multiply rates, and another head starts
-afresh.
-"""
+"""Fine-tuning: freezing, rate factors, and a new head."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def tensors(run: RunDirectory) -> dict[str, Tensor]:
 def changed(
     before: dict[str, Tensor], after: dict[str, Tensor], *, learnt: bool = True
 ) -> set[str]:
-    """Names of tensors that differ; ``learnt`` leaves out the words that count steps."""
+    """Return the names of tensors that differ; ``learnt`` leaves out step counters."""
     names = {name for name in before if not torch.equal(before[name], after[name])}
     return {name for name in names if not (learnt and name.endswith("control"))}
 
@@ -189,8 +187,9 @@ def test_schedule_multiplies_rates_by_the_factor() -> None:
 def test_a_run_does_not_begin_with_patterns_that_do_nothing(
     tiny: Any, options: list[str], said: str, hint: str
 ) -> None:
+    overrides = [f"phases.0.{option}" for option in options]
     with pytest.raises(ConfigError, match=said) as refused:
-        tiny.run("run", *(f"phases.0.{option}" for option in options))
+        tiny.run("run", *overrides)
     assert refused.value.hint.startswith(hint)
     assert not (tiny.folder / "run").exists()
 
@@ -222,7 +221,7 @@ def test_checkpoint_from_before_the_options_still_fits(tiny: Any) -> None:
 
 @pytest.fixture
 def letters(tiny: Any) -> Path:
-    """Text with more different characters, for which embedding and head are larger."""
+    """Return text with more distinct characters, which need a larger embedding and head."""
     path: Path = tiny.folder / "letters.txt"
     path.write_text((tiny.folder / "text.txt").read_text() + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 20)
     return path

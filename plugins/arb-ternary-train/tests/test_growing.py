@@ -1,4 +1,4 @@
-"""A phase of a third party that adds a block to the model in the middle of its work."""
+"""A third-party phase that adds a block to the model while it runs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ PHASES = (
 
 @pytest.fixture(autouse=True)
 def plugin(tmp_path: Path) -> Iterator[None]:
-    """The phase, from a file."""
+    """Load the phase from a file."""
     file = tmp_path / "growing.py"
     file.write_text(PLUGIN)
     reset_manager()

@@ -1,6 +1,4 @@
-"""``batch_doublings``: how large micro-batches are, in which order the data are read, that a run
-resumes bitwise.
-"""
+"""``batch_doublings``: size of micro-batches, order of the data, bitwise resume."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ phases:
 
 
 class Numbers:
-    """Batches of two samples that count up, with an extra."""
+    """Batches of two samples that count up, with an extra tensor."""
 
     continues = False
 

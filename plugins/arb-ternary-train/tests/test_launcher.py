@@ -1,4 +1,4 @@
-"""What launchers say of a process, and the world that follows from it."""
+"""Environment variables of launchers, and the world that follows from them."""
 
 from __future__ import annotations
 

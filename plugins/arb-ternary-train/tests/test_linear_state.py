@@ -1,4 +1,4 @@
-"""Bits of state a linear weight, counted by hand."""
+"""Bits of training state per linear weight, counted by hand."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ VOCABULARY = 7
 
 
 class Net(nn.Module):
-    """A bigram model in float, which can be told to give a loss that is not finite at some
-    calls.
-    """
+    """A float bigram model that can be told to give a loss that is not finite."""
 
     def __init__(self, poisoned: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -51,7 +49,7 @@ class Net(nn.Module):
 
 
 class Context:
-    """The part of a run that a loop needs."""
+    """A minimal training context for a loop."""
 
     def __init__(self, model: nn.Module, make: Callable[[list[nn.Parameter]], Any]) -> None:
         self.model = model
@@ -109,7 +107,7 @@ def table(context: Context) -> torch.Tensor:
 
 
 class Deferring(torch.optim.SGD):
-    """Steps at every third call only, as a wrapper that waits for a better gradient does."""
+    """An optimizer that steps at every third call only, as a wrapper does."""
 
     defers = True
 
@@ -536,7 +534,7 @@ class TernaryNet(nn.Module):
 def ternary_loop(
     monkeypatch: pytest.MonkeyPatch, overflows: tuple[int, ...]
 ) -> tuple[TrainingLoop, TernaryNet]:
-    """With a scaler, and gradients that overflow at some micro-batches; two of them make a step."""
+    """A loop with a scaler whose gradients overflow at some micro-batches; two make a step."""
     from arb_ternary_train import loop as module
 
     monkeypatch.setattr(

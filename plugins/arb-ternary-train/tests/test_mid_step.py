@@ -1,6 +1,4 @@
-"""A run that is stopped between two micro-batches of one step goes on from there to the same
-bytes.
-"""
+"""A run that is stopped within a step resumes bitwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's state, module by module, is that of ``state_dict`` and ``load_state_dict``."""
+"""The state of a model, module by module, equals that of ``state_dict``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decoder(seed: int, **options: Any) -> nn.Module:
 
 
 class Hooked(nn.Module):
-    """A module that has its own idea of what a state dict says of it and of its child."""
+    """A module that customises its state dict and that of its child."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""Phases of a third party that train nothing: a run of such phases alone is not evaluated at its
-end.
-"""
+"""A run whose phases train nothing is not evaluated at its end."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ class Idle:
 
 @pytest.fixture(autouse=True)
 def plugin(tmp_path: Path) -> Iterator[None]:
-    """The phases, from a file."""
+    """Load the phases from a file."""
     file = tmp_path / "idle.py"
     file.write_text(PLUGIN)
     reset_manager()

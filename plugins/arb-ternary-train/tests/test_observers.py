@@ -1,4 +1,4 @@
-"""Observers of a run: called in the config's order, named when they fail."""
+"""Observers of a run are called in the order of the config and named when they fail."""
 
 from __future__ import annotations
 
@@ -183,9 +183,7 @@ def test_unknown_hook_argument_is_refused():
 
 
 class Around:
-    """A wrapper of either style: pluggy's ``wrapper`` passes the result on, its older
-    ``hookwrapper`` does not.
-    """
+    """Return a wrapper in pluggy's new style, which passes the result on, or in the old style."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

@@ -1,6 +1,4 @@
-"""Runs on what is no text: samples of one prediction, a loss and scores of the masking's own, a
-generator.
-"""
+"""Runs on data other than text, with their own losses, scores and generator."""
 
 from __future__ import annotations
 
@@ -121,7 +119,7 @@ phases: [{name: standard, steps: 6, batch_size: 8, eval_every: 2, eval_batches: 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, str]]:
-    """A folder with a run, and what training it printed."""
+    """Train a run in a folder; return the folder and what was printed."""
     folder = tmp_path_factory.mktemp("points")
     (folder / "points_plugin.py").write_text(PLUGIN)
     (folder / "points.yaml").write_text(CONFIG)

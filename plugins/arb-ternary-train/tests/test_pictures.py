@@ -1,6 +1,4 @@
-"""Data that is no text: pictures of a size of their own, one class each, from a plugin that knows
-of nothing else.
-"""
+"""Pictures with one class each, from a plugin that knows nothing of text."""
 
 from __future__ import annotations
 
@@ -130,7 +128,7 @@ PARTS = (
 
 @pytest.fixture(autouse=True)
 def plugin(tmp_path: Path) -> Iterator[None]:
-    """The plugin, from a file."""
+    """Load the plugin from a file."""
     file = tmp_path / "pictures.py"
     file.write_text(PLUGIN)
     reset_manager()

@@ -1,6 +1,4 @@
-"""A policy of a third party decides how a loop goes on: what it may do, and what becomes of the
-run.
-"""
+"""A third-party policy decides how a loop continues."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ RESULTS = ("metrics.jsonl", "checkpoints/*/model.safetensors")
 
 @pytest.fixture(autouse=True)
 def plugin(tmp_path: Path) -> Iterator[Any]:
-    """The policy, from a file."""
+    """Load the policy from a file."""
     file = tmp_path / "policies.py"
     file.write_text(PLUGIN)
     reset_manager()
@@ -126,9 +124,7 @@ def test_a_policy_that_changes_nothing_in_the_end_changes_no_bit(
 
 
 def test_joint_steps_are_reported_singly_then_saved(tiny: Any, files_in: Any) -> None:
-    """Three at once: steps 3, 6 and 8 stand where the model does; the evaluation of step 4 is made
-    at 6.
-    """
+    """Three steps at once: the evaluation of step 4 is made at step 6."""
     plain, _ = tiny.run("plain", "checkpoint={every: 2, keep: 9}")
     other, _ = tiny.run("other", policy(steps=3), "checkpoint={every: 2, keep: 9}")
     told = read_metrics(other.metrics_file)
@@ -206,20 +202,19 @@ def test_run_from_before_policies_is_still_the_same() -> None:
 
 
 def loop_of(tiny: Any, *overrides: str) -> TrainingLoop:
-    """A loop on the model of a run that is over."""
+    """Return a loop on the model of a run that is over."""
     tiny.run("run", policy(), *overrides)
     loop = __import__("sys").modules["policies"].LOOPS[-1]
     return TrainingLoop(loop.context, loop.options, loop.key)
 
 
 def tensors(loop: TrainingLoop) -> list[torch.Tensor]:
-    """Everything that a snapshot has to hold, read off the modules themselves."""
+    """Return everything that a snapshot must hold, read off the modules."""
     parts = [value.clone() for _, value in sorted(loop.model.state_dict().items())]
     state = loop.optimizer.state_dict()["parts"]["float"]["state"]
-    return [
-        *parts,
-        *(value.clone() for entry in state.values() for _, value in sorted(entry.items())),
-    ]
+    for entry in state.values():
+        parts += [value.clone() for _, value in sorted(entry.items())]
+    return parts
 
 
 @pytest.mark.parametrize("rule", ["sign_votes", "{name: scaled_votes, lr: 0.3}", "momentum_votes"])
@@ -259,7 +254,7 @@ def test_snapshot_without_cursor_restores_only_what_was_learnt(tiny: Any) -> Non
 
 
 def test_runtime_state_is_restored_with_the_cursor_only(tiny: Any) -> None:
-    """What comes next does not continue the text that was read before the snapshot."""
+    """The text read next does not continue the text before the snapshot."""
     loop = loop_of(tiny, "phases.0.preserve_state=true")
     for _ in range(3):
         loop.train_step()

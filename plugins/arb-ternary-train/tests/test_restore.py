@@ -1,4 +1,4 @@
-"""A run that is read back: from its directory or one of its checkpoints."""
+"""Loading the model of a run from its directory or a checkpoint."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ VARIANTS = {
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the program may catch it and go on."""
+    """Stands for SIGKILL: nothing in the program may catch it."""
 
 
 @attrs.define
 class KillAt:
-    """Raises at the n-th of all points between two effects on the disk."""
+    """Raise at the n-th point between two effects on the disk."""
 
     at: int
     seen: int = 0
@@ -137,7 +137,7 @@ def test_same_config_gives_the_same_bytes(tiny: Any, files_in: Any) -> None:
 
 
 class SwitchWatcher:
-    """Notes after each step whether torch is told to be deterministic."""
+    """Records after each step whether torch is deterministic."""
 
     def __init__(self) -> None:
         self.seen: list[bool] = []

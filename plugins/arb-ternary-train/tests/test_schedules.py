@@ -115,7 +115,7 @@ def test_every_rate_lies_between_zero_and_the_peak(
 
 
 class Wrapper:
-    """A wrapper that schedules a quantity of its own and has the true rates inside."""
+    """A wrapper that schedules its own quantity and has the rates inside."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner

@@ -1,6 +1,4 @@
-"""Evaluations and checkpoints can be turned off, and a signal during an evaluation neither waits
-nor loses anything.
-"""
+"""Runs without evaluations or checkpoints, and signals during an evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ FINAL = ("metrics.jsonl", "checkpoints/step-00000008/*")
 
 @pytest.fixture
 def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
-    """Have SIGTERM come while the n-th batch of evaluations is masked; counts the batches."""
+    """Send SIGTERM while the n-th batch of evaluations is masked; count the batches."""
 
     def arrange(wanted: int) -> list[int]:
         apply = CausalMasking.apply

@@ -1,4 +1,4 @@
-"""``threads`` of a config: as many as help, written down, and kept by a resumed run."""
+"""``threads`` of a config: chosen, recorded, and kept by a resumed run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_threads_that_save_next_to_nothing_are_given_up(
 
 
 class Watcher:
-    """Notes how many threads torch has after each step, and may ask the run to stop."""
+    """Records torch's number of threads after each step; may ask the run to stop."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.seen: list[int] = []
@@ -69,9 +69,7 @@ class Watcher:
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of four cores, on which the tiny model has work for all of them and nothing is
-    timed.
-    """
+    """Pretend a machine of four cores on which the tiny model has work for all, untimed."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "_SHARE", 1)
     monkeypatch.setattr(threads, "_time_threads", lambda context, options, count: count - 1)

@@ -1,4 +1,4 @@
-"""Thresholds of votes that a loop of one's own sets."""
+"""Vote thresholds for training loops of your own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Runs that are read back to compute with: no accumulator is read or held, and nothing else
-differs.
-"""
+"""Runs loaded without accumulators compute the same."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from arb_ternary_train.restore import load_run, measure
 
 
 class _Asked(Mapping[str, Tensor]):
-    """Tensors, and which of them were asked for."""
+    """Tensors that record which of them were accessed."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
@@ -44,7 +42,7 @@ class _Asked(Mapping[str, Tensor]):
 
 
 def _bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, of which two share no memory."""
+    """Return the bytes of all parameters and buffers; none share memory."""
     tensors = [*model.parameters(), *model.buffers()]
     assert len({tensor.data_ptr() for tensor in tensors if tensor.nbytes}) == sum(
         bool(t.nbytes) for t in tensors

@@ -1,6 +1,4 @@
-"""Rules and options that core's own tests do not have pass the suite that every optimizer has to
-pass.
-"""
+"""The suite of optimizers on rules and options that the core does not test."""
 
 from __future__ import annotations
 

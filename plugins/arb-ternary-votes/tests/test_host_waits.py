@@ -1,6 +1,4 @@
-"""How often a training step makes the host wait for the device: a few times a step, however many
-modules there are.
-"""
+"""A training step waits for the device a few times, however many modules there are."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ RULES: dict[str, Callable[[dict[str, TernaryModule]], TernaryOptimizer]] = {
 
 
 class Reads(TorchDispatchMode):
-    """Counts the numbers that are read out of tensors one by one."""
+    """Counts numbers that are read out of tensors one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,15 +49,11 @@ class Reads(TorchDispatchMode):
 
 def model_of(depth: int, gradients: str) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        *(
-            TernaryLinear(
-                32, 32, group_size=32, activations="float", gradients=gradients, backend="torch"
-            )
-            for _ in range(depth)
-        ),
-        TernaryRMSNorm(32, gradients=gradients, backend="torch"),
-    )
+    options: Any = {"gradients": gradients, "backend": "torch"}
+    layers = [
+        TernaryLinear(32, 32, group_size=32, activations="float", **options) for _ in range(depth)
+    ]
+    return nn.Sequential(*layers, TernaryRMSNorm(32, **options))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -134,11 +128,10 @@ def test_kernels_of_the_torch_backend_never_ask_a_device(op: str) -> None:
         kernel("torch", "cast_scaled_votes")(q, x.to(torch.int8), scale, state)
     else:
         kernel("torch", "cast_votes" if op == "sign" else "cast_scaled_votes")(grad, x, None, state)
-    flips = (
-        kernel("torch", "apply_votes")(state, 3, 1)
-        if op == "sign"
-        else kernel("torch", "apply_scaled_votes")(state, 3, 100, True)
-    )
+    if op == "sign":
+        flips = kernel("torch", "apply_votes")(state, 3, 1)
+    else:
+        flips = kernel("torch", "apply_scaled_votes")(state, 3, 100, True)
     assert flips.device.type == "meta"
     assert kernel("torch", "apply_exponent_votes")(state, 3, 2, 1).device.type == "meta"
     assert kernel("torch", "quantize_rows")(x)[0].device.type == "meta"

@@ -1,4 +1,4 @@
-"""The rule once more in numpy, its servo on a gradient, its state, its errors, and runs."""
+"""Momentum votes against a numpy restatement; servo, state, errors and runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def optimizer_of(module: Any, **options: Any) -> MomentumVotes:
 
 
 def cast(module: Any, gradient: Any) -> None:
-    """Have the module see exactly this (integer) weight gradient."""
+    """Give the module exactly this integer weight gradient."""
     gradient = torch.as_tensor(gradient, dtype=torch.float32)
     module(torch.eye(gradient.shape[1])).backward(gradient.T.contiguous())
 
@@ -55,7 +55,7 @@ def mitchell(x: Any) -> Any:
 
 
 class Restated:
-    """The rule from its description, in numpy and Python integers."""
+    """The rule restated in numpy and Python integers."""
 
     def __init__(
         self, trits: Any, bits: int, *, flip_rate: float, power: float, decay: float, carry: bool

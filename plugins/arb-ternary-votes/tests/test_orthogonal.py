@@ -1,4 +1,4 @@
-"""Votes of gradients of which half is orthogonalised."""
+"""Votes cast from half-orthogonalised gradients."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def even(matrix: np.ndarray) -> np.ndarray:
 
 
 def by_singular_values(gradient: np.ndarray) -> np.ndarray:
-    """The orthogonalised gradient, of a decomposition: the polynomial is odd, so that it acts on
-    singular values.
-    """
+    """Return the orthogonalised gradient by a decomposition."""
     u, s, vt = np.linalg.svd(gradient, full_matrices=False)
     s = s / np.sqrt((s**2).sum())
     for _ in range(3):
@@ -35,9 +33,7 @@ def by_singular_values(gradient: np.ndarray) -> np.ndarray:
 
 
 def gradient_of(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
-    """A matrix with a large mean, as gradients of layers have it: one singular value above all
-    others.
-    """
+    """Return a matrix with a large mean, as gradients have it: one large singular value."""
     return np.random.default_rng(seed).normal(0.8, 1.0, shape)
 
 
@@ -82,7 +78,7 @@ def layer(rows: int, columns: int, **options: str) -> TernaryLinear:
 
 
 def cast(module: TernaryLinear, gradient: Tensor) -> None:
-    """Have the module see this weight gradient."""
+    """Give the module this weight gradient."""
     module(torch.eye(module.in_features)).backward(gradient.T)
 
 

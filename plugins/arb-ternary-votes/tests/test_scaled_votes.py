@@ -32,7 +32,7 @@ def layer(**options):
 
 
 def cast(module, gradient):
-    """Have the module see exactly this (integer) weight gradient."""
+    """Give the module exactly this integer weight gradient."""
     y = module(torch.eye(K))
     y.backward(torch.tensor(gradient.T, dtype=torch.float32))
 
@@ -51,7 +51,7 @@ def mitchell(x):
 
 
 class Restated:
-    """The rule once more, in numpy and in its simplest form."""
+    """The rule restated in numpy, in its simplest form."""
 
     def __init__(self, trits, *, lr, clip, carry, cell=64, decay=0.98):
         self.trits = trits.astype(int)

@@ -1,6 +1,4 @@
-"""The threshold's servo: its numbers against exact arithmetic, and its mean where flips are
-rare.
-"""
+"""The threshold servo: exact arithmetic, and its mean if flips are rare."""
 
 from __future__ import annotations
 

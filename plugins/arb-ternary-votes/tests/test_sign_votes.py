@@ -182,7 +182,7 @@ def test_thresholds_cannot_change_under_an_optimizer() -> None:
     ("bits", "threshold", "cell"), [(8, 32, 64), (8, 8, 16), (8, 63, 126), (4, 7, 7), (4, 3, 3)]
 )
 def test_a_threshold_is_the_cell_of_scaled_votes(bits: int, threshold: int, cell: int) -> None:
-    """A cell that is given and one that follows from the threshold train alike, bit for bit."""
+    """A given cell and one from the threshold train alike, bit for bit."""
     ends = []
     for options in ({}, {"cell": cell}):
         torch.manual_seed(0)

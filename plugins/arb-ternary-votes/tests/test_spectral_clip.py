@@ -1,4 +1,4 @@
-"""Votes of gradients whose largest singular values are cut to one size."""
+"""Votes cast from gradients with cut singular values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def even(matrix: np.ndarray) -> np.ndarray:
 def with_singular_values(
     values: np.ndarray, rows: int, columns: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random directions for these singular values."""
+    """Return a matrix of random directions with these singular values."""
     rng = np.random.default_rng(5)
     left = np.linalg.qr(rng.normal(size=(rows, len(values))))[0]
     right = np.linalg.qr(rng.normal(size=(columns, len(values))))[0]
@@ -41,9 +41,7 @@ def test_largest_singular_values_are_cut_to_the_least(rows: int, columns: int) -
 
 
 def test_without_a_gap_they_are_nearly_cut_so() -> None:
-    """Values that fall by a power law: the largest was 32 times what it is cut to, and one product
-    finds it nearly.
-    """
+    """Singular values fall by a power law, and one product finds them nearly."""
     left, values, right = with_singular_values(50.0 / np.arange(1, 129), 128, 192)
     gradient = torch.tensor((left * values) @ right, dtype=torch.float32)
     found = np.linalg.svd(clipped(gradient).numpy(), compute_uv=False)
@@ -73,9 +71,7 @@ def test_whatever_its_size_a_gradient_casts_the_same() -> None:
 
 
 def test_of_one_sample_the_gradient_stays_as_it_is() -> None:
-    """It has one direction, and seven of those that are looked for beside it are nothing but
-    rounding.
-    """
+    """The gradient has one direction; the other seven are only rounding."""
     rng = np.random.default_rng(1)
     gradient = np.outer(rng.normal(size=32), rng.normal(size=48))
     found = clipped(torch.tensor(gradient, dtype=torch.float32)).numpy()
@@ -91,7 +87,7 @@ def layer() -> TernaryLinear:
 
 
 def cast(module: TernaryLinear, gradient: Tensor) -> None:
-    """Have the module see this weight gradient."""
+    """Give the module this weight gradient."""
     module(torch.eye(module.in_features)).backward(gradient.T)
 
 

@@ -1,4 +1,4 @@
-"""Votes of three levels: the sum of a step in quanta, and what a micro-batch casts."""
+"""Votes of three levels: sums of a step in quanta, and casts."""
 
 import math
 
@@ -29,7 +29,7 @@ def control(step=3, micro=0):
 
 
 def restated(sums, unit, first_row=0, step=3):
-    """``votes + stochastic_round(sum * unit)`` without the votes, in Python integers."""
+    """Return ``stochastic_round(sum * unit)`` in Python integers."""
     rows, columns = sums.shape
     stream = stream_id("layer") * HASH_USES + USE_VOTE_SUM
     result = np.zeros((rows, columns), np.int64)
@@ -99,7 +99,7 @@ def layer(rows=256, columns=256, **options):
 
 
 def learn(module, optimizer, gradient):
-    """Let it take in the magnitudes of a gradient; the next micro-batch casts votes."""
+    """Show the rule the magnitudes of a gradient; the next micro-batch casts votes."""
     module(torch.eye(gradient.shape[1])).backward(gradient.T.contiguous())
     optimizer.step()
     optimizer.zero_grad()
@@ -202,7 +202,7 @@ def test_exponent_scores_are_shifted_less(rate, columns, casts, shift):
 
 
 def trained(module, optimizer, orders, drift):
-    """Steps whose micro-batches are taken in some order, each with its own index."""
+    """Take steps whose micro-batches come in some order, each with its own index."""
     flips = moves = 0
     for step, order in enumerate(orders):
         for index in order:
@@ -235,7 +235,8 @@ def test_the_order_of_micro_batches_does_not_matter(orders, bits, exact):
         optimizer = ScaledVotes({"layer": module}, vote_levels=3, lr=0.4, exponent_rate=0.2)
         drift = np.random.default_rng(3).integers(-30, 31, (6, 16))
         moved = trained(module, optimizer, taken, drift)
-        states.append([moved, *(value.tolist() for value in module.state_dict().values())])
+        values = [value.tolist() for value in module.state_dict().values()]
+        states.append([moved, *values])
     assert states[0] == states[1]
     assert states[0][0][0] > 0
 

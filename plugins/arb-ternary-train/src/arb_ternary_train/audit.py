@@ -47,7 +47,7 @@ class AuditRow:
 
 @frozen
 class Audit:
-    """What a model stores.
+    """Everything that a model stores.
 
     Attributes:
         rows: elements and bytes by kind of tensor.

@@ -37,7 +37,7 @@ _SAMPLES: Final = 4096
 
 @frozen(kw_only=True)
 class TrainingPlan:
-    """How a run trains: what the values of ``auto`` options are computed from.
+    """The quantities of a run from which the values of ``auto`` options are computed.
 
     Attributes:
         steps: optimizer steps of a phase.

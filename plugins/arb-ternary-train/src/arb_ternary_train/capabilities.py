@@ -1,4 +1,4 @@
-"""What components may have besides their protocol, each looked up by one function.
+"""Optional attributes of components, each looked up by one function.
 
 A component without the attribute is used without it. A config that asks for what its component
 lacks is refused.

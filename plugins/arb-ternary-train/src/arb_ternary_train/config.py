@@ -50,7 +50,7 @@ def _are_requirements(
 
 @frozen(kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written and how many stay."""
+    """Options of checkpoints."""
 
     every: int = option(
         200,
@@ -63,7 +63,7 @@ class CheckpointConfig:
 
 @frozen(kw_only=True)
 class RanksConfig:
-    """How several processes share a model; without effect in one process."""
+    """Options of several processes that share a model; without effect in one process."""
 
     weights: Literal["replicated", "sharded"] = option(
         "replicated",
@@ -85,9 +85,8 @@ class RanksConfig:
     )
     ordered_sums: bool = option(
         True,
-        "gradients of float parameters are added in the order of the micro-batches, which gives "
-        "the bytes of one "
-        "process; false = in one all-reduce a step, which is less to send and gives others",
+        "add gradients of float parameters in the order of micro-batches, which gives the bytes of "
+        "one process; false = in one all-reduce per step, which sends less and gives others",
     )
 
 

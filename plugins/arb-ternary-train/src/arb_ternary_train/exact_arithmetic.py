@@ -1,4 +1,4 @@
-"""Whether the current computation belongs to an exact run.
+"""The context of an exact run, for kernels that round differently from torch.
 
 In an exact run the float arithmetic is torch's on every backend. Products with ternary weights are
 integers there and the same on every backend; what lies between them is float. A kernel that adds in

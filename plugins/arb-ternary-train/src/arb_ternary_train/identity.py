@@ -1,4 +1,4 @@
-"""What makes two runs the same: the config as far as it decides the result, data and vocabulary."""
+"""The identity of a run: the config as far as it decides the result, data and vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers of several processes (torchrun, SLURM's srun) leave in the environment.
+"""Environment variables of launchers of several processes (torchrun, SLURM's srun).
 
 Imports nothing heavy.
 """

@@ -1,4 +1,4 @@
-"""What a run records of its steps, and what a person sees of them."""
+"""Metrics, screen and training speed of a run."""
 
 from __future__ import annotations
 

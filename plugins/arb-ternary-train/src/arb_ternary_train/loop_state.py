@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Outcome:
-    """What became of a micro-batch.
+    """The result of a micro-batch.
 
     Attributes:
         loss: its loss.

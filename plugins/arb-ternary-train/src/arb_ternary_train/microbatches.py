@@ -1,4 +1,4 @@
-"""Which process trains on which micro-batches of a step.
+"""The schedule that assigns the micro-batches of a step to processes.
 
 A step has ``gradient_accumulation_steps`` micro-batches, counted from 0. The loop asks a schedule
 for the indices to train on here; the schedule combines what several processes have computed.

@@ -48,7 +48,7 @@ class Mark:
 
 @frozen
 class _Curves:
-    """What is drawn of one run.
+    """The curves of one run.
 
     Attributes:
         run: the run.

@@ -1,4 +1,4 @@
-"""What training registers."""
+"""Registers the components and commands of training."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Adjustment:
-    """How a policy changes the options of a loop.
+    """Changes of a policy to the options of a loop.
 
     Attributes:
         float_rate: factor on the rate that the schedule gives float parameters.

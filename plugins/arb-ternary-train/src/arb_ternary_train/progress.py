@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a progress bar on a terminal, plain lines elsewhere.
+"""Progress of a run: a bar on a terminal, plain lines elsewhere.
 
 The log file of the run has the same as plain lines with the time.
 """

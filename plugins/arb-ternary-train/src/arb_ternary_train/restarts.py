@@ -1,4 +1,4 @@
-"""What a run remembers when torchrun restarts its processes.
+"""The memory of a run across restarts of its processes by torchrun.
 
 torchrun's store outlives an attempt. The runner keeps the directory of the run there, so that a
 restarted process continues the run that it had begun, also without ``--run-dir`` and ``--resume``.

@@ -1,4 +1,4 @@
-"""Where a run is, and the checkpoint that it continues from."""
+"""Finds the directory of a run, and the checkpoint that it continues from."""
 
 from __future__ import annotations
 

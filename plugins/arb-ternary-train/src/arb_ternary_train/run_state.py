@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class RunState:
-    """What a checkpoint stores of a run, besides the model.
+    """Everything that a checkpoint stores of a run, besides the model.
 
     The names of the fields are the keys in ``state.json``, in this order. Values are nested dicts,
     lists and tuples of tensors, numbers, strings, booleans and None. A field that is added later

@@ -59,7 +59,7 @@ _LISTED: Final = 4
 
 @frozen(kw_only=True)
 class RunRequest:
-    """What the caller of ``train`` asks for besides the config.
+    """Requests of the caller of :func:`train`, besides the config.
 
     Attributes:
         directory: where to write; None = ``runs/<name>``, made unique, or the newest of them on a

@@ -310,7 +310,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _are_sizes(value: Any) -> TypeGuard[list[int]]:
-    """Whether ``value`` is a list of integers that can be sizes."""
+    """Return whether ``value`` is a list of integers that can be sizes."""
     if not isinstance(value, list) or len(value) > _MOST_AXES:
         return False
     return all(type(item) is int and 0 <= item < 1 << 48 for item in value)

@@ -32,7 +32,7 @@ RATE_FACTOR: Final = "rate_factor"
 
 @frozen
 class Span:
-    """What the rate of a step depends on besides the step.
+    """The steps and rates between which a schedule goes.
 
     Attributes:
         first: first step after the warm-up.

@@ -83,7 +83,7 @@ class Skip:
 
 @frozen
 class StepResult:
-    """What :func:`train_step` did.
+    """The result of :func:`train_step`.
 
     Attributes:
         report: the step that was taken; None if the step needs more micro-batches, or was skipped.

@@ -1,4 +1,4 @@
-"""How many threads a run computes with: ``threads`` of a config.
+"""The number of threads of a run: ``threads`` of a config.
 
 Sums of floats depend on the number. So it is written into ``run.json`` before the first step, and a
 resumed run takes it from there.

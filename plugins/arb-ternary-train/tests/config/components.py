@@ -1,4 +1,4 @@
-"""Components for tests of a run's config: a registry of their own."""
+"""Components and registry for tests of a run's config."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ SPECS = (
 
 
 class FakeRegistry:
-    """As the plugins' registry; a name that begins with ``absent`` is not installed."""
+    """A stand-in for the registry; names that begin with ``absent`` are not installed."""
 
     def __init__(self, specs: Sequence[Spec] = SPECS) -> None:
         self.specs = {(spec.kind, spec.name): spec for spec in specs}
@@ -120,7 +120,7 @@ class FakeRegistry:
 
 
 class FakePlugins:
-    """As the plugin manager; remembers the files that it was asked to load."""
+    """A stand-in for the plugin manager; it records the files that it was asked to load."""
 
     def __init__(self) -> None:
         self.registry = FakeRegistry()

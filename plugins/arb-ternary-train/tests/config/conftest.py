@@ -1,4 +1,4 @@
-"""The fake components, importable under one name by the tests and by the specs' targets."""
+"""Makes the fake components importable by the tests and by targets of specs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def plugins() -> Any:
 
 @pytest.fixture
 def failure(load: Any) -> Any:
-    """The error that a config gives: its class's exit code and its text as the command line prints
-    it.
-    """
+    """Return the exit code of a config's error, and its text as the command line prints it."""
 
     def run(text: str, *overrides: str) -> tuple[int, str]:
         with pytest.raises(ArbError) as caught:
@@ -54,6 +52,6 @@ def failure(load: Any) -> Any:
 
 @pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, so that messages have short file names."""
+    """Change to a temporary directory, so that messages have short file names."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -1,6 +1,4 @@
-"""The config of a run: the text of errors, requirements, plugin files, the environment, and
-``exact``.
-"""
+"""Loading the config of a run: errors, requirements, plugin files, environment, ``exact``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of a run, and of everything that is installed beside training."""
+"""The options of a run and of all installed components."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _config_classes() -> Iterator[type[Any]]:
 
 
 def test_every_option_has_help_on_one_line() -> None:
-    without = [
-        f"{cls.__module__}.{cls.__qualname__}.{field.alias}"
-        for cls in _config_classes()
-        for field in config_fields(cls)
-        if not (text := field.metadata.get(HELP)) or "\n" in text
-    ]
+    without = []
+    for cls in _config_classes():
+        for field in config_fields(cls):
+            text = field.metadata.get(HELP, "")
+            if not text or "\n" in text:
+                without.append(f"{cls.__module__}.{cls.__qualname__}.{field.alias}")
     assert without == []
 
 

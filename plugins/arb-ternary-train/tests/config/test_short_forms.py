@@ -1,4 +1,4 @@
-"""A policy by its own name in a phase: the same config, with the same lines in its errors."""
+"""A policy under its own name in a phase: the same config and the same error lines."""
 
 from __future__ import annotations
 
