@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a maximum of votes": (
         {"optimizer": {"name": "signgsd", "maximize": True}},
         "optimizer.maximize",
-        "cannot be",
+        "cannot maximize it",
     ),
     "more decay than votes": (
         {"optimizer": {"name": "signgsd", "weight_decay": 128.0}},

@@ -1,4 +1,4 @@
-"""SignGSD passes the suite that every optimizer has to pass, on each kind of model."""
+"""Run the suite that every optimizer must pass, on each kind of model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SignGSD on float parameters, against a numpy re-statement of its rule."""
+"""Test SignGSD on float parameters against a restatement of its rule in numpy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from arb_ternary_signgsd import NanGradientError, ScaledOptum, SignGSD
 def expected_step(
     p: np.ndarray, g: np.ndarray, lr: float, weight_decay: float = 0.0, maximize: bool = False
 ) -> np.ndarray:
-    """The rule in numpy, every operation rounded to the dtype of ``p`` once."""
+    """Return the rule in numpy; every operation is rounded once, to the dtype of ``p``."""
     real = p.dtype.type
     direction = -np.sign(g) if maximize else np.sign(g)
     update = direction + real(weight_decay) * np.sign(p)
@@ -414,7 +414,7 @@ def test_it_minimises_a_sum_of_squares() -> None:
         optimizer.zero_grad()
         (weight**2).sum().backward()
         optimizer.step()
-    # A step that does not shrink ends in a band of one step around the minimum.
+    # Steps of constant size end in a band of one step around the minimum.
     assert weight.abs().max().item() <= 0.01 + 1e-6
 
 

@@ -1,4 +1,4 @@
-"""SignGSD on ternary modules, and on models that have ternary modules and float parameters."""
+"""Test SignGSD on ternary modules, and on models with ternary modules and float parameters."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_decay_votes_saturate() -> None:
         votes=torch.tensor([[-100] * 32, [100] * 32], dtype=torch.int8),
     )
     optimizer = TernarySignGSD({"layer": layer}, weight_decay=127.0)
-    optimizer.param_groups[0]["lr"] = 0.0  # votes are kept and nothing flips
+    optimizer.param_groups[0]["lr"] = 0.0  # Votes are kept and nothing flips.
     optimizer.step()
     assert layer.logical_votes()[:, 0].tolist() == [-128, 127]
 
@@ -123,7 +123,7 @@ def test_the_decay_votes_saturate_where_narrow_accumulators_end() -> None:
 def test_decay_larger_than_an_accumulator_is_an_error() -> None:
     with pytest.raises(
         ConfigError,
-        match="weight_decay must be between 0 and 127 votes an update on ternary modules",
+        match="weight_decay must be between 0 and 127 votes per update for ternary modules",
     ):
         TernarySignGSD({"layer": TernaryLinear(32, 2, group_size=32)}, weight_decay=128.0)
 
@@ -290,9 +290,7 @@ def test_a_restored_optimizer_continues_bit_for_bit() -> None:
 
 
 class Reads(TorchDispatchMode):
-    """Counts the numbers that are read out of tensors one by one, for each of which the host waits
-    for a device.
-    """
+    """Count the numbers read out of tensors one by one; the host waits for a device for each."""
 
     found = 0
 

@@ -1,6 +1,4 @@
-"""SignGSD: a sign optimizer without state. The public names are loaded when they are first used
-(PEP 562).
-"""
+"""SignGSD: a sign optimizer without state. Public names are loaded on first use (PEP 562)."""
 
 from __future__ import annotations
 

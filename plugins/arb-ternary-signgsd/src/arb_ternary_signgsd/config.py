@@ -11,9 +11,10 @@ from arb_ternary.config.options import non_negative, option, trains
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_votes.config import SignVotesConfig
 
-#: More decay votes than an accumulator holds have the effect of a full one.
+#: Largest number of decay votes per update: that of a full accumulator.
 MAX_DECAY: Final = 127.0
-_HAS_FLOATS: Final = trains(
+
+_TRAINS_FLOATS: Final = trains(
     "float",
     reason="the model has no float parameters, and the rate of ternary modules is 'votes.lr'",
 )
@@ -25,42 +26,43 @@ class SignGSDConfig:
 
     lr: float = option(
         1e-2,
-        "step of every element of a float parameter",
+        "size of the step of every element of a float parameter",
         validator=non_negative,
-        active_when=_HAS_FLOATS,
+        active_when=_TRAINS_FLOATS,
     )
     weight_decay: float = option(
         0.0,
-        "pull towards zero by sign: as a multiple of lr on float parameters, in votes per update "
-        "on ternary modules",
+        "decay towards zero by sign: a multiple of lr for float parameters, votes per update for "
+        "ternary modules",
         validator=non_negative,
     )
-    maximize: bool = option(False, "climb instead of descend; float parameters only")
+    maximize: bool = option(False, "maximize the loss instead of minimizing it; float models only")
     foreach: bool | None = option(
         None,
         "update the float parameters of a group together; null = on accelerators only",
-        active_when=_HAS_FLOATS,
+        active_when=_TRAINS_FLOATS,
     )
     nan_policy: Literal["error", "zero", "skip"] = option(
         "error",
-        "a gradient that is NaN: error = stop, zero = a gradient of zero, skip = drop the step",
+        "what to do if a gradient is NaN: error = stop, zero = use a gradient of zero, skip = drop "
+        "the step",
     )
     votes: SignVotesConfig = option(
         help="how ternary modules turn votes into flips", factory=SignVotesConfig
     )
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """Yield the options that do not go with ternary modules."""
+        """Yield contradictions with the run; see ``arb_ternary.optim.protocol.Planned``."""
         if planned is None or "ternary" not in planned.kinds:
             return
         if self.maximize:
             yield (
                 "maximize",
-                "ternary modules vote towards a lower loss and cannot be maximized; negate it",
+                "ternary modules vote for a lower loss and cannot maximize it; negate the loss",
             )
         if self.weight_decay > MAX_DECAY:
             yield (
                 "weight_decay",
-                f"must be at most {MAX_DECAY:g} votes per update on ternary modules, not "
+                f"must be at most {MAX_DECAY:g} votes per update for ternary modules, not "
                 f"{self.weight_decay:g}",
             )

@@ -1,6 +1,4 @@
-"""The optimizer ``signgsd`` of a whole model: its float parameters and its ternary modules in one
-object.
-"""
+"""The optimizer ``signgsd`` for the float parameters and the ternary modules of a model."""
 
 from __future__ import annotations
 
@@ -15,38 +13,38 @@ from arb_ternary_train.optim.joined import JoinedOptimizer
 
 
 class JoinedSignGSD(JoinedOptimizer):
-    """SignGSD of float parameters and of ternary modules, with one list of param groups and one NaN
-    policy.
+    """SignGSD for float parameters and ternary modules, with one list of param groups.
 
-    A NaN anywhere is found before anything changes anywhere.
+    A NaN in any gradient is found before any weight changes.
     """
 
     def __init__(self, floats: SignGSD, ternary: TernarySignGSD) -> None:
-        # The ternary part is asked first and steps last: the float part checks its own gradients
-        # before it moves.
+        # The ternary part is checked first and steps last: the float part checks its own
+        # gradients before it changes a parameter.
         super().__init__({"float": floats, "ternary": ternary})
         self._floats = floats
         self._ternary = ternary
 
     def get_memory_mb(self) -> float:
-        """MiB of the float parameters and of the packed ternary weights."""
+        """Return the MiB of the float parameters and of the packed ternary weights."""
         packed = [module.weight for module in self._ternary.modules]
         return self._floats.get_memory_mb() + self._floats.get_memory_mb(packed)
 
 
 def build(config: SignGSDConfig, trainable: Trainable) -> Optimizer:
-    """Factory of the optimizer ``signgsd``: everything in ``trainable``.
+    """Return the optimizer of everything in ``trainable``.
 
     Raises:
         ConfigError: there is nothing to train, or ``maximize`` is on and there are ternary modules.
     """
     if trainable.ternary and config.maximize:
         raise ConfigError(
-            "optimizer.maximize: ternary modules vote in backward, towards a lower loss, so they "
-            "cannot be maximized",
+            "optimizer.maximize: ternary modules vote in backward, for a lower loss, so they "
+            "cannot maximize it",
             "negate the loss instead",
         )
-    floats = ternary = None
+    floats = None
+    ternary = None
     if trainable.floats:
         floats = SignGSD(
             trainable.floats.items(),
@@ -65,8 +63,8 @@ def build(config: SignGSDConfig, trainable: Trainable) -> Optimizer:
         )
     if floats is not None and ternary is not None:
         return JoinedSignGSD(floats, ternary)
-    if floats is None and ternary is None:
-        raise ConfigError(
-            "optimizer: signgsd has nothing to train: every part of the model is frozen"
-        )
-    return floats or ternary  # type: ignore[return-value]
+    if floats is not None:
+        return floats
+    if ternary is not None:
+        return ternary
+    raise ConfigError("optimizer: signgsd has nothing to train: every part of the model is frozen")

@@ -1,6 +1,4 @@
-"""SignGSD for float parameters: a sign step and a decay towards zero by sign, without optimizer
-state.
-"""
+"""SignGSD for float parameters: a step by sign and a decay by sign, without optimizer state."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from arb_ternary.optim.protocol import StepOutcome
 
 NanPolicy = Literal["error", "zero", "skip"]
 
-#: What a step may do about a gradient that is not a number.
+#: What a step may do if a gradient is NaN.
 NAN_POLICIES: Final[tuple[NanPolicy, ...]] = ("error", "zero", "skip")
 
 _MIB = 1024 * 1024
@@ -29,7 +27,7 @@ class NanGradientError(ArbError):
 
 
 class _Entry(NamedTuple):
-    """A parameter that has a gradient, and where it stands in the param groups."""
+    """A parameter that has a gradient, and its position in the param groups."""
 
     parameter: Tensor
     gradient: Tensor
@@ -40,29 +38,28 @@ class _Entry(NamedTuple):
 class SignGSD(Optimizer):
     """``p -= lr * (sign(g) + weight_decay * sign(p))``.
 
-    Only the direction of a gradient counts, so every element with a non-zero gradient moves by the
-    same amount, and there is nothing to remember between steps: ``state`` stays empty. Weight decay
-    acts on the sign of a parameter and not on its value, so that all non-zero elements are pulled
-    towards zero alike. An infinite gradient has a sign and is used; NaN has none and is treated by
-    ``nan_policy``.
+    Only the direction of a gradient counts: every element with a non-zero gradient moves by the
+    same amount, and ``state`` stays empty. Weight decay acts on the sign of a parameter and not on
+    its value, so all non-zero elements decay by the same amount. An infinite gradient has a sign
+    and is used; NaN has none and is handled by ``nan_policy``.
 
-    Sparse (COO) gradients are never made dense: without weight decay only the rows that have a
-    gradient are touched, with it the decay of the other rows is applied too. Either way the result
-    is that of the dense rule, bit for bit.
+    Sparse (COO) gradients are never made dense. Without weight decay only the rows that have a
+    gradient change; with it the other rows decay too. In both cases the result is bitwise that of
+    the dense rule.
 
     Args:
         params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point
             tensors.
         lr: size of the step of every element, >= 0.
         weight_decay: size of the decay as a multiple of ``lr``, >= 0.
-        maximize: climb instead of descend; the decay still points to zero.
+        maximize: maximize the loss; the decay still points to zero.
         foreach: True updates the parameters of a group together, which is faster on an accelerator
             and needs temporary memory of the size of the group; False updates one parameter at a
-            time; None chooses True for groups on an accelerator and False elsewhere. The bits of
-            the result are the same.
+            time; None chooses True for groups on an accelerator and False elsewhere. The results
+            are bitwise equal.
         nan_policy: ``"error"`` raises :class:`NanGradientError`, ``"zero"`` treats NaN as a
             gradient of zero, ``"skip"`` drops the whole step and clears the gradients. Under
-            ``"error"`` and ``"skip"`` no parameter of any group changes. Where groups differ,
+            ``"error"`` and ``"skip"`` no parameter of any group changes. If groups differ,
             ``"error"`` wins over ``"skip"``.
 
     Attributes:
@@ -100,15 +97,13 @@ class SignGSD(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("skipped_steps", 0)
         for group in self.param_groups:
-            # Only our own options: torch adds entries to ``defaults`` here, and a group that took
-            # them up would differ from that of a run that was never restored.
+            # Only our own options: torch adds entries to ``defaults`` here, and a group that had
+            # them would differ from that of a run that was never restored.
             for key in _OPTIONS:
                 group.setdefault(key, self.defaults[key])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its options are checked as the constructor's are, before anything is
-        added.
-        """
+        """Add a group, after checking its options like those of the constructor."""
         where = f"SignGSD: param group {len(self.param_groups)}"
         _check_options({**self.defaults, **param_group}, where)
         super().add_param_group(param_group)
@@ -117,24 +112,24 @@ class SignGSD(Optimizer):
             if not parameter.is_floating_point():
                 self.param_groups.pop()
                 raise ConfigError(
-                    f"{where}, parameter {index}: dtype {parameter.dtype} has no sign to descend "
-                    f"by",
+                    f"{where}, parameter {index}: dtype {parameter.dtype} has no sign",
                     "SignGSD trains real floating-point parameters (float32, float64, bfloat16, "
                     "float16)",
                 )
 
     @property
     def refuses(self) -> bool:
-        """Whether a step may be skipped because of a NaN gradient."""
+        """True if a step may be skipped because of a NaN gradient."""
         return any(group["nan_policy"] == "skip" for group in self.param_groups)
 
     def may_step(self) -> bool:
-        """Whether no NaN gradient keeps a step from being taken; raises NanGradientError as
-        :meth:`step` does.
+        """Return whether a step would be taken and not skipped because of a NaN gradient.
+
+        Raises:
+            NanGradientError: as :meth:`step` does.
         """
-        entries = self._entries()
-        with_nan = find_nan([entry.gradient for entry in entries])
-        return not with_nan or self._may_continue([entries[position] for position in with_nan])
+        poisoned = _with_nan(self._entries())
+        return not poisoned or self._may_continue(poisoned)
 
     @overload  # type: ignore[override]
     def step(self, closure: None = None) -> StepOutcome: ...
@@ -150,7 +145,7 @@ class SignGSD(Optimizer):
             closure: evaluates the model again and returns the loss; run with gradients enabled.
 
         Returns:
-            What ``closure`` returned, as any torch optimizer does; without one, what the step did.
+            The result of ``closure``, as any torch optimizer does; without one, the outcome.
 
         Raises:
             NanGradientError: a gradient holds NaN under ``nan_policy="error"``; nothing has been
@@ -165,60 +160,67 @@ class SignGSD(Optimizer):
 
     def _update(self) -> StepOutcome:
         entries = self._entries()
-        with_nan = find_nan([entry.gradient for entry in entries])
-        if with_nan and not self._may_continue([entries[position] for position in with_nan]):
+        poisoned = _with_nan(entries)
+        if poisoned and not self._may_continue(poisoned):
             self.skipped_steps += 1
             self.zero_grad()
             return StepOutcome(stepped=False, skipped=True)
+        clear_nan = bool(poisoned)
         for number, group in enumerate(self.param_groups):
             members = [entry for entry in entries if entry.group == number]
             sparse = [entry for entry in members if entry.gradient.is_sparse]
             dense = [entry for entry in members if not entry.gradient.is_sparse]
             if _takes_foreach(group["foreach"], dense):
-                _update_together(dense, group, clear_nan=bool(with_nan))
+                _update_together(dense, group, clear_nan=clear_nan)
             else:
                 for entry in dense:
-                    _update_dense(entry.parameter, entry.gradient, group, clear_nan=bool(with_nan))
+                    _update_dense(entry.parameter, entry.gradient, group, clear_nan=clear_nan)
             for entry in sparse:
-                _update_sparse(entry.parameter, entry.gradient, group, clear_nan=bool(with_nan))
+                _update_sparse(entry.parameter, entry.gradient, group, clear_nan=clear_nan)
         return StepOutcome()
 
     def get_memory_mb(self, params: Iterable[Tensor] | None = None) -> float:
-        """MiB of the given parameters (all of the optimizer's when None); the optimizer itself adds
-        nothing to them.
+        """Return the MiB of the given parameters, by default all of the optimizer's.
+
+        The optimizer itself needs no memory.
         """
         if params is None:
             params = [parameter for group in self.param_groups for parameter in group["params"]]
         return sum(parameter.numel() * parameter.element_size() for parameter in params) / _MIB
 
     def planned_state_bytes(self) -> int:
-        """It keeps nothing."""
+        """Return 0: the optimizer has no state."""
         return 0
 
     def _entries(self) -> list[_Entry]:
-        """Every parameter with a gradient; sparse gradients coalesced: duplicates are summed before
-        the sign.
+        """Return every parameter with a gradient.
+
+        Sparse gradients are coalesced: duplicates are summed before the sign is taken.
         """
-        return [
-            _Entry(
-                parameter,
-                parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad,
-                number,
-                position,
-            )
-            for number, group in enumerate(self.param_groups)
-            for position, parameter in enumerate(group["params"])
-            if parameter.grad is not None
-        ]
+        entries = []
+        for number, group in enumerate(self.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                if gradient.is_sparse:
+                    gradient = gradient.coalesce()
+                entries.append(_Entry(parameter, gradient, number, position))
+        return entries
 
     def _may_continue(self, poisoned: Sequence[_Entry]) -> bool:
-        """Apply the policies of the groups whose gradients hold NaN: raise, say no (skip), or say
-        yes (zero).
+        """Apply the policies of the groups whose gradients hold NaN.
+
+        Returns:
+            True if the step is taken (zero), False if it is dropped (skip).
+
+        Raises:
+            NanGradientError: a group has the policy ``"error"``.
         """
         policies = {entry.group: self.param_groups[entry.group]["nan_policy"] for entry in poisoned}
         for entry in poisoned:
             if policies[entry.group] == "error":
-                values = entry.gradient._values() if entry.gradient.is_sparse else entry.gradient
+                values = _values(entry.gradient)
                 count = int(values.isnan().sum())
                 raise NanGradientError(
                     f"{self._describe(entry)}: the gradient holds {count} NaN of {values.numel()} "
@@ -241,35 +243,39 @@ class SignGSD(Optimizer):
 ScaledOptum = SignGSD
 
 
-def find_nan(gradients: Sequence[Tensor]) -> list[int]:
-    """Positions of the tensors that hold NaN (dense, or sparse and coalesced).
+def _values(gradient: Tensor) -> Tensor:
+    """Return the values of a dense or coalesced sparse gradient."""
+    return gradient._values() if gradient.is_sparse else gradient
 
-    One synchronisation a device in the usual case: a sum is NaN whenever one of its terms is, so
-    that only tensors with a NaN sum (which infinities of both signs give too) are searched.
+
+def _with_nan(entries: Sequence[_Entry]) -> list[_Entry]:
+    """Return the entries whose gradients hold NaN, in their order.
+
+    The host usually waits once per device: a sum is NaN if one of its terms is, so only gradients
+    with a NaN sum are searched (infinities of both signs give one too).
     """
-    values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
-    by_device: dict[torch.device, list[int]] = {}
-    for position, value in enumerate(values):
-        by_device.setdefault(value.device, []).append(position)
-    suspects: list[int] = []
-    for positions in by_device.values():
-        sums = torch.stack([values[position].sum(dtype=torch.float32) for position in positions])
-        suspects += [
-            position for position, nan in zip(positions, sums.isnan().tolist(), strict=True) if nan
-        ]
-    return sorted(position for position in suspects if bool(values[position].isnan().any()))
+    by_device: dict[torch.device, list[_Entry]] = {}
+    for entry in entries:
+        by_device.setdefault(entry.gradient.device, []).append(entry)
+    found = []
+    for members in by_device.values():
+        sums = [_values(entry.gradient).sum(dtype=torch.float32) for entry in members]
+        suspicious = torch.stack(sums).isnan().tolist()
+        for entry, suspect in zip(members, suspicious, strict=True):
+            if suspect and bool(_values(entry.gradient).isnan().any()):
+                found.append(entry)
+    return sorted(found, key=lambda entry: (entry.group, entry.position))
 
 
 def _takes_foreach(requested: bool | None, entries: Sequence[_Entry]) -> bool:
     if requested is None:
-        return bool(entries) and all(
-            entry.parameter.device.type in ("cuda", "xpu") for entry in entries
-        )
+        types = {entry.parameter.device.type for entry in entries}
+        return bool(types) and types <= {"cuda", "xpu"}
     return requested
 
 
-# The three updates below use the same elementwise operations in the same order, none of which can
-# be contracted into a fused multiply-add, so that their results agree to the last bit.
+# The three updates below use the same elementwise operations in the same order. None of them can be
+# contracted into a fused multiply-add, so the results are bitwise equal.
 
 
 def _update_dense(

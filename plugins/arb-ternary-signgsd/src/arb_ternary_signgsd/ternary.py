@@ -1,9 +1,9 @@
-"""SignGSD on ternary modules: the sign of the gradient is a vote, and full accumulators flip trits.
+"""SignGSD for ternary modules: the sign of the gradient is a vote, full accumulators flip trits.
 
 Backward subtracts ``sign(g)`` from the accumulators, which is the first term of SignGSD's update.
-The second term, ``weight_decay * sign(p)``, is ``weight_decay`` votes of ``T`` an update: ``A =
-sat8(A - c * T)`` with the whole number ``c = floor((n + 1) w) - floor(n w)`` at update ``n``, so
-that ``n`` updates cast exactly ``floor(n w)`` decay votes. ``w`` is ``weight_decay`` rounded to a
+The second term, ``weight_decay * sign(p)``, is ``weight_decay`` votes of ``T`` per update: ``A =
+sat8(A - c * T)`` with the integer ``c = floor((n + 1) w) - floor(n w)`` at update ``n``. ``n``
+updates thus cast exactly ``floor(n w)`` decay votes. ``w`` is ``weight_decay`` rounded to a
 multiple of ``2**-20``; everything after that is integer arithmetic. A trit at zero gets no decay
 vote, and the exponents do not decay.
 """
@@ -31,24 +31,24 @@ _DECAY_BITS = 20
 
 
 def decay_votes(update: int, weight_decay: float) -> int:
-    """Decay votes that update number ``update`` (from 0) casts: ``floor((n + 1) w) - floor(n
-    w)``.
-    """
+    """Return the decay votes of update number ``n`` (from 0): ``floor((n + 1) w) - floor(n w)``."""
     share = round(weight_decay * (1 << _DECAY_BITS))
-    return (((update + 1) * share) >> _DECAY_BITS) - ((update * share) >> _DECAY_BITS)
+    before = (update * share) >> _DECAY_BITS
+    after = ((update + 1) * share) >> _DECAY_BITS
+    return after - before
 
 
 class TernarySignGSD(SignVotes):
     """Sign votes with SignGSD's decay and its policy for NaN gradients.
 
-    A gradient that is NaN has cast no vote: that is the rule of the votes, and all that
-    ``nan_policy="zero"`` asks for. Under ``"error"`` and ``"skip"`` no trit and no exponent changes
-    in a step in which there was one. ``"skip"`` drops the votes that the other elements cast in
-    backward; after an error, ``skip_update`` does.
+    A NaN gradient casts no vote, which is all that ``nan_policy="zero"`` requires. Under
+    ``"error"`` and ``"skip"`` no trit and no exponent changes in a step with a NaN gradient.
+    ``"skip"`` drops the votes that the other elements cast in backward; after an error,
+    ``skip_update`` drops them.
 
     Args:
         modules: ternary modules by qualified name.
-        weight_decay: decay votes an update, 0 to 127; may be a fraction.
+        weight_decay: decay votes per update, 0 to 127; may be a fraction.
         nan_policy: ``"error"``, ``"zero"`` or ``"skip"``.
         votes: thresholds, band, leak and rate.
 
@@ -66,7 +66,7 @@ class TernarySignGSD(SignVotes):
     ) -> None:
         if not 0 <= weight_decay <= MAX_DECAY:
             raise ConfigError(
-                f"signgsd: weight_decay must be between 0 and {MAX_DECAY:g} votes an update on "
+                f"signgsd: weight_decay must be between 0 and {MAX_DECAY:g} votes per update for "
                 f"ternary modules, not {weight_decay!r}"
             )
         super().__init__(modules, **asdict(votes or SignVotesConfig()))
@@ -76,37 +76,39 @@ class TernarySignGSD(SignVotes):
 
     @property
     def refuses(self) -> bool:
-        """Whether a step may be skipped because of a NaN gradient."""
+        """True if a step may be skipped because of a NaN gradient."""
         return any(group["nan_policy"] == "skip" for group in self.param_groups)
 
     def may_step(self, loss_signal: Tensor | float | None = None, **settings: Any) -> bool:
-        """Apply the NaN policies to the gradients since ``zero_grad``: raise, say no (skip), or say
-        yes.
+        """Return whether a step would be taken: no gradient since ``zero_grad`` was NaN.
 
         Raises:
             NanGradientError: a module of a group with ``nan_policy="error"`` had a NaN gradient.
         """
-        looked_at = [
-            (group["nan_policy"], module)
-            for index, group in enumerate(self.param_groups)
-            for module in self.modules_of(index)
-            if group["nan_policy"] != "zero"
-        ]
-        counts = to_host(module.stats[0] for _, module in looked_at)
-        poisoned = [
-            (*found, int(count)) for found, count in zip(looked_at, counts, strict=True) if count
-        ]
-        for policy, module, count in poisoned:
+        checked: list[tuple[str, TernaryModule]] = []
+        for index, group in enumerate(self.param_groups):
+            policy = group["nan_policy"]
+            if policy != "zero":
+                checked += [(policy, module) for module in self.modules_of(index)]
+        counts = to_host(module.stats[0] for _, module in checked)
+
+        poisoned = False
+        for (policy, module), count in zip(checked, counts, strict=True):
+            if not count:
+                continue
             if policy == "error":
-                name = next(name for name, other in self._named.items() if other is module)
-                shape = (module.shape.out_features, module.shape.in_features)
-                raise NanGradientError(
-                    f"SignGSD: ternary module {name!r}, shape {shape}: {count} NaN in the gradient "
-                    "since zero_grad; no trit was changed",
-                    'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole '
-                    "step",
-                )
+                raise self._nan_error(module, int(count))
+            poisoned = True
         return not poisoned and super().may_step(loss_signal)
+
+    def _nan_error(self, module: TernaryModule, count: int) -> NanGradientError:
+        name = next(name for name, other in self._named.items() if other is module)
+        shape = (module.shape.out_features, module.shape.in_features)
+        return NanGradientError(
+            f"SignGSD: ternary module {name!r}, shape {shape}: {count} NaN in the gradient since "
+            "zero_grad; no trit was changed",
+            'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole step',
+        )
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
@@ -130,9 +132,16 @@ class TernarySignGSD(SignVotes):
         for module in modules:
             if module.frozen:
                 continue
-            count = decay_votes(module.control.tolist()[STEP], group["weight_decay"])
+            update = module.control.tolist()[STEP]
+            count = decay_votes(update, group["weight_decay"])
             if count:
-                shape = module.shape
-                decayed = module.logical_votes().to(torch.int16).sub_(module.trits(), alpha=count)
-                decayed.clamp_(shape.smallest_vote, shape.largest_vote)
-                module.set_votes(decayed.to(torch.int8))
+                _decay(module, count)
+
+
+def _decay(module: TernaryModule, count: int) -> None:
+    """Cast ``count`` votes of each trit against itself."""
+    shape = module.shape
+    votes = module.logical_votes().to(torch.int16)
+    votes.sub_(module.trits(), alpha=count)
+    votes.clamp_(shape.smallest_vote, shape.largest_vote)
+    module.set_votes(votes.to(torch.int8))
