@@ -1,10 +1,9 @@
-"""Parts that a new stack adds: the config shows before the run whether the optimizer can train
-them.
-"""
+"""Parts that a new stack adds, and whether the optimizer can train them."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,11 +50,23 @@ ADAPTERS: list[dict[str, Any]] = [
     {"progressive_qlora": True, "trunk_strategy": "qlora"},
     {"progressive_qlora": True, "enabled": False},
 ]
-GROWTHS: list[dict[str, Any]] = [
-    {"new_stack_precision": precision, **adapters, **({"adapter_dtype": dtype} if adapters else {})}
-    for precision, adapters, dtype in product((None, *PRECISIONS), ADAPTERS, ("float32", "ternary"))
-    if (adapters or dtype == "float32") and (precision != "nvfp4" or "qlora_enabled" in adapters)
-]
+
+
+def growths() -> Iterator[dict[str, Any]]:
+    """Yield the options of every growth that is possible."""
+    for precision, adapters in product((None, *PRECISIONS), ADAPTERS):
+        growth = {"new_stack_precision": precision, **adapters}
+        if not adapters:
+            if precision != "nvfp4":
+                yield growth
+            continue
+        if precision == "nvfp4" and "qlora_enabled" not in adapters:
+            continue
+        yield {**growth, "adapter_dtype": "float32"}
+        yield {**growth, "adapter_dtype": "ternary"}
+
+
+GROWTHS = list(growths())
 
 
 def named(options: dict[str, Any]) -> str:
@@ -63,7 +74,15 @@ def named(options: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("target", [1, 2])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        "ternary",
+        "float",
+        pytest.param("biased", marks=pytest.mark.extended),
+        pytest.param("gated", marks=pytest.mark.extended),
+    ],
+)
 @pytest.mark.parametrize("options", GROWTHS, ids=named)
 def test_added_parts_are_those_that_learn(options: dict[str, Any], model: str, target: int) -> None:
     config = ProgressivePhaseConfig(
@@ -78,9 +97,13 @@ def test_added_parts_are_those_that_learn(options: dict[str, Any], model: str, t
     for index in range(target):
         if index:
             builder.add_stack()
-        if config.enabled or index == target - 1:
-            _ = Stage.enter(builder, config.trunk_strategy) if config.enabled else Stage.whole(rack)
-            learned |= set(collect_trainable(rack).parts)
+        if config.enabled:
+            Stage.enter(builder, config.trunk_strategy)
+        elif index == target - 1:
+            Stage.whole(rack)
+        else:
+            continue
+        learned |= set(collect_trainable(rack).parts)
     assert native | config.added_parts(followed=False) == native | learned
     assert config.added_parts(followed=False) <= learned
     run: Any = SimpleNamespace(model=SimpleNamespace(options=made))
@@ -98,6 +121,7 @@ def write(
     text.write_text("to be or not to be, that is the question. " * 30)
     brief = {"batch_size": 2, "block_size": 8, "eval_every": 0}
     phase = {"name": "progressive", "target_stacks": 2, "steps_per_stack": 2, **brief, **growth}
+    earlier = [{"name": each, "steps": 1, **brief} for each in before]
     config = {
         "name": "later",
         "backend": "torch",
@@ -105,7 +129,7 @@ def write(
         "model": {"name": "decoder", **MODELS[model]},
         "optimizer": optimizer,
         "checkpoint": {"every": 1, "keep": 9},
-        "phases": [*({"name": each, "steps": 1, **brief} for each in before), phase],
+        "phases": [*earlier, phase],
     }
     path = folder / "later.yaml"
     path.write_text(dump_yaml(config))

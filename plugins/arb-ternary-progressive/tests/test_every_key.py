@@ -290,6 +290,7 @@ def test_the_table_has_every_key() -> None:
     assert keys == set(TABLE)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("key", TABLE)
 def test_each_key_has_a_visible_effect(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,8 +12,9 @@ from arb_ternary_progressive.nvfp4 import BLOCK, E2M1, pack_nvfp4, unpack_nvfp4
 
 
 def every_e4m3() -> np.ndarray:
-    """Return all finite non-negative values of E4M3 by its definition: bias 7, 3 bits of mantissa,
-    no infinity.
+    """Return all finite non-negative values of E4M3 by its definition.
+
+    The bias is 7; there are 3 bits of mantissa, and no infinity.
     """
     values = [mantissa / 8 * 2.0**-6 for mantissa in range(8)]
     values += [

@@ -1,6 +1,4 @@
-"""The phase ``progressive`` in whole runs: the conformance suite, and further promises of the
-phase.
-"""
+"""The phase ``progressive`` in whole runs, with the conformance suite."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from arb_ternary.counters.hashing import SEED, STREAM
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
-from arb_ternary_progressive.racks import DecoderRack, as_rack
+from arb_ternary_progressive.rack import DecoderRack, as_rack
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate

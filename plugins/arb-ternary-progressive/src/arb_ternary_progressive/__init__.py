@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.masking import MlmMasking as MlmMasking
     from arb_ternary_progressive.masking import ProgressiveMasking as ProgressiveMasking
     from arb_ternary_progressive.masking import TimeStepMasking as TimeStepMasking
+    from arb_ternary_progressive.rack import DecoderRack as DecoderRack
     from arb_ternary_progressive.rack import Rack as Rack
-    from arb_ternary_progressive.racks import DecoderRack as DecoderRack
     from arb_ternary_progressive.stack import Stack as Stack
     from arb_ternary_progressive.stack import create_stack_from_config as create_stack_from_config
     from arb_ternary_progressive.stackwise import ModelConfig as ModelConfig
@@ -29,26 +29,50 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Public names by module.
+#: Modules of the public names.
 _LAZY = {
-    "activation_cache": ("ActivationCache",),
-    "adapters": ("AdapterSpec",),
-    "builder": ("ProgressiveRackBuilder",),
-    "dataloader": ("ProgressiveDataLoader",),
-    "masking": ("MlmMasking", "ProgressiveMasking", "TimeStepMasking"),
-    "rack": ("Rack",),
-    "racks": ("DecoderRack",),
-    "stack": ("Stack", "create_stack_from_config"),
-    "stackwise": ("ModelConfig", "ProgressiveConfig", "StackWiseConfig", "TrainingConfig"),
-    "time_embedding": ("TimeEmbedding",),
-    "trainer": ("ProgressiveTrainer",),
+    "ActivationCache": "activation_cache",
+    "AdapterSpec": "adapters",
+    "DecoderRack": "rack",
+    "MlmMasking": "masking",
+    "ModelConfig": "stackwise",
+    "ProgressiveConfig": "stackwise",
+    "ProgressiveDataLoader": "dataloader",
+    "ProgressiveMasking": "masking",
+    "ProgressiveRackBuilder": "builder",
+    "ProgressiveTrainer": "trainer",
+    "Rack": "rack",
+    "Stack": "stack",
+    "StackWiseConfig": "stackwise",
+    "TimeEmbedding": "time_embedding",
+    "TimeStepMasking": "masking",
+    "TrainingConfig": "stackwise",
+    "create_stack_from_config": "stack",
 }
 
-__all__ = ["__version__", *(name for names in _LAZY.values() for name in names)]  # noqa: PLE0604
+__all__ = [
+    "ActivationCache",
+    "AdapterSpec",
+    "DecoderRack",
+    "MlmMasking",
+    "ModelConfig",
+    "ProgressiveConfig",
+    "ProgressiveDataLoader",
+    "ProgressiveMasking",
+    "ProgressiveRackBuilder",
+    "ProgressiveTrainer",
+    "Rack",
+    "Stack",
+    "StackWiseConfig",
+    "TimeEmbedding",
+    "TimeStepMasking",
+    "TrainingConfig",
+    "__version__",
+    "create_stack_from_config",
+]
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _LAZY.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -208,8 +208,9 @@ class ActivationCache:
 
 
 def trunk_version(*modules: nn.Module, base: str = "") -> str:
-    """Return a digest of everything that decides the output of frozen modules: structure and
-    numbers.
+    """Return a digest of everything that decides the output of frozen modules.
+
+    It covers their structure and all stored numbers.
 
     Args:
         modules: modules in the order in which they are applied.

@@ -13,9 +13,8 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.adapters import PROGRESSIVE, STACK, AdapterSpec
 from arb_ternary_progressive.config import BuildingMode, GrowthConfig, Precision
 from arb_ternary_progressive.precision import native_precision
-from arb_ternary_progressive.rack import Rack
+from arb_ternary_progressive.rack import DecoderRack, Rack, as_rack
 from arb_ternary_progressive.rack_storage import load_into, read_rack, write_rack
-from arb_ternary_progressive.racks import DecoderRack, as_rack
 from arb_ternary_progressive.stack import (
     GivenAdapter,
     Stack,
@@ -130,12 +129,12 @@ class ProgressiveRackBuilder:
 
     @property
     def growth(self) -> GrowthConfig:
-        """How the rack grows: ``training.progressive`` of the config, or the options of a phase."""
+        """Options of the growth: ``training.progressive`` of the config, or those of a phase."""
         return self.config.training.progressive if self._growth is None else self._growth
 
     @property
     def building_mode(self) -> BuildingMode:
-        """Where :meth:`add_stack` puts stacks."""
+        """The end of the rack at which :meth:`add_stack` puts stacks."""
         return self._mode or self.growth.building_mode
 
     @property

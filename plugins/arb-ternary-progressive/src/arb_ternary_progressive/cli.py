@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -69,27 +68,28 @@ def plan(
     if as_json:
         print_json([stage.to_json() for stage in stages])
         return
-    print_table(
-        [title for title, _ in COLUMNS], [[show(stage) for _, show in COLUMNS] for stage in stages]
-    )
+    rows = [_row(stage) for stage in stages]
+    print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
-#: The columns of the plan: title, and value for a stack.
-COLUMNS: Final[tuple[tuple[str, Callable[[StagePlan], object]], ...]] = (
-    ("stack", lambda stage: stage.index),
-    ("place", lambda stage: stage.position),
-    ("blocks", lambda stage: stage.blocks),
-    ("depth", lambda stage: stage.depth),
-    ("precision", lambda stage: stage.precision),
-    ("trunk", lambda stage: stage.trunk),
-    ("time step", lambda stage: "drawn" if stage.time_step is None else stage.time_step),
-    ("hidden", lambda stage: "" if stage.hidden_share is None else f"{stage.hidden_share:.0%}"),
-    ("parameters", lambda stage: f"{stage.parameters:,}"),
-    ("learning", lambda stage: f"{stage.trainable:,}"),
-    ("weights", lambda stage: format_bytes(stage.memory.weights)),
-    ("gradients", lambda stage: format_bytes(stage.memory.gradients)),
-    ("optimizer", lambda stage: format_bytes(stage.memory.optimizer)),
-    ("activations", lambda stage: format_bytes(stage.memory.activations)),
-    ("cache", lambda stage: format_bytes(stage.memory.cache)),
-    ("memory", lambda stage: format_bytes(stage.memory.total)),
-)
+def _row(stage: StagePlan) -> dict[str, object]:
+    """Return the row of a stack, by column."""
+    memory = stage.memory
+    return {
+        "stack": stage.index,
+        "place": stage.position,
+        "blocks": stage.blocks,
+        "depth": stage.depth,
+        "precision": stage.precision,
+        "trunk": stage.trunk,
+        "time step": "drawn" if stage.time_step is None else stage.time_step,
+        "hidden": "" if stage.hidden_share is None else f"{stage.hidden_share:.0%}",
+        "parameters": f"{stage.parameters:,}",
+        "learning": f"{stage.trainable:,}",
+        "weights": format_bytes(memory.weights),
+        "gradients": format_bytes(memory.gradients),
+        "optimizer": format_bytes(memory.optimizer),
+        "activations": format_bytes(memory.activations),
+        "cache": format_bytes(memory.cache),
+        "memory": format_bytes(memory.total),
+    }

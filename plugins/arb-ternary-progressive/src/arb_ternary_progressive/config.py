@@ -139,7 +139,7 @@ _time_is_depth = _of_planned_stacks(
     lambda options: options.time_interpretation == "depth",
     "time is an input ('time_interpretation': input)",
 )
-#: For the number of passes over the data for each stack, beside its number of steps.
+#: Condition of the number of epochs per stack, which a number of steps replaces.
 counts_epochs: Final = when(
     "steps_per_stack", None, reason="'steps_per_stack' says how long a stack is trained"
 )
@@ -177,7 +177,9 @@ def _adapter_options(value: Any) -> Any:
 
 @define(kw_only=True)
 class GrowthConfig:
-    """How a model grows: options of the phase ``progressive`` and of ``training.progressive``."""
+    """Options of the growth of a model: of the phase ``progressive`` and of
+    ``training.progressive``.
+    """
 
     enabled: bool = option(
         True,

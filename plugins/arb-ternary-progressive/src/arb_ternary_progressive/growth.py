@@ -1,4 +1,4 @@
-"""What learns while a rack grows, and the order of events when a stack is added.
+"""Freeze and release the parts of a rack while it grows.
 
 The end of the model on the new stack's side of the trunk learns with the new stack: final norm and
 head if it was appended, the embedding if it was prepended. The other end belongs to the trunk and

@@ -70,7 +70,7 @@ class GrowthContext(MaskContext):
 
 @frozen
 class RowMasks:
-    """What decides the masks of a batch, besides the seed and the sample ids.
+    """Inputs of the masks of a batch, besides the seed and the sample ids.
 
     Attributes:
         shares: share of hidden positions, one per row.

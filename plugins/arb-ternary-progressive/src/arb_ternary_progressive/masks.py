@@ -71,11 +71,10 @@ def corrupt(
     mask_share: float,
     random_share: float,
 ) -> Tensor:
-    """Return ``tokens_BS`` with hidden tokens replaced by the mask token, a random one, or not at
-    all.
+    """Return ``tokens_BS`` with the hidden tokens replaced.
 
-    The replacement does not depend on the token. A random token is uniform over all ids but the
-    mask token.
+    A hidden token becomes the mask token or a random one, or it stays. The replacement does not
+    depend on the token. A random token is uniform over all ids but the mask token.
 
     Args:
         tokens_BS: the samples, int64.

@@ -73,7 +73,8 @@ def unpack_nvfp4(packed: Packed, columns: int, dtype: torch.dtype = torch.float3
     """Return the matrix ``[N, columns]`` that ``packed`` represents."""
     rows, blocks = packed.scales.shape
     device = packed.codes.device
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
+    magnitudes = torch.tensor(E2M1, device=device)
+    table = torch.cat((magnitudes, -magnitudes))
     byte = torch.arange(256, device=device)
     # One look-up gives the two weights of a byte. An index per weight would take eight times the
     # memory of the codes.

@@ -98,7 +98,7 @@ class StagePlan:
 
 @frozen
 class CacheNeed:
-    """What the activation cache is asked to hold.
+    """The demand on the activation cache.
 
     Attributes:
         samples: number of samples.

@@ -36,8 +36,9 @@ _STORED: Final[dict[str, torch.dtype]] = {"half": torch.float16, "bfloat16": tor
 
 
 class _KeepsDtype(nn.Module):
-    """A module whose own tensors keep their dtype when the model is cast; they move between
-    devices.
+    """A module whose own tensors keep their dtype when the model is cast.
+
+    They still move between devices.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

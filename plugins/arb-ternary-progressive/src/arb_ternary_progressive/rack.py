@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import attrs
@@ -14,12 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.counters.hashing import SEED, STREAM, stream_id
-from arb_ternary.errors import CheckpointError, UsageProblem
+from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.config import Base, Precision
 from arb_ternary_progressive.stack import Stack, seeded_birth
+from arb_ternary_text.models.block import Block
+from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.transformer import Transformer
+from arb_ternary_train.build import undrawn
 
 
 class Stacks(nn.ModuleList):
@@ -61,44 +67,13 @@ class Stacks(nn.ModuleList):
 
 
 class Rack(Transformer):
-    """A model whose blocks are grouped in stacks; how it embeds inputs and makes logits is
-    unchanged.
+    """A model whose blocks are grouped in stacks; its ends are unchanged.
 
     It can be used wherever the model can: to train, evaluate, export. State names are those of the
     model, with ``blocks.<stack id>.blocks.<number>`` instead of ``blocks.<number>``.
     """
 
     blocks: Stacks
-
-    @classmethod
-    def from_model(
-        cls,
-        model: Transformer,
-        *,
-        precision: Precision,
-        time_embedding: nn.Module | None = None,
-        mask_token: int | None = None,
-        seed: int = 0,
-    ) -> Rack:
-        """Return a rack that takes over the parts of ``model``; its blocks become stack 0.
-
-        :func:`arb_ternary_progressive.racks.as_rack` chooses the class of the rack.
-
-        Args:
-            model: not to be used by itself afterwards.
-            precision: format of its linears: full or ternary.
-            time_embedding: added to the input of the first stack; ``(time) -> [B or 1, 1, D]``.
-                None = no time.
-            mask_token: id of the mask token; None = the last id of the vocabulary.
-            seed: seed of new parts, and of the votes of their ternary modules.
-        """
-        rack = cls.__new__(cls)
-        rack.__dict__.update({**model.__dict__, "_modules": dict(model._modules)})
-        blocks = model.blocks
-        rack._modules["blocks"] = Stacks()
-        rack._become_a_rack(time_embedding, mask_token, seed)
-        rack._insert(0, Stack(0, blocks, model.config, precision=precision))
-        return rack
 
     def _become_a_rack(
         self, time_embedding: nn.Module | None, mask_token: int | None, seed: int
@@ -241,14 +216,13 @@ class Rack(Transformer):
     # --- structure
 
     def structure(self) -> dict[str, Any]:
-        """Return the structure of the rack in the order in which it runs: numbers, text, lists and
-        dicts.
-        """
+        """Return the structure of the rack in plain values, in the order in which it runs."""
         return {"stacks": [stack.describe() for stack in self.ordered_stacks]}
 
     def restore_structure(self, structure: Mapping[str, Any]) -> None:
-        """Make the stacks and adapters of :meth:`structure` that are missing; weights are loaded
-        later.
+        """Make the stacks and adapters of :meth:`structure` that are missing.
+
+        Weights are loaded later.
 
         Raises:
             CheckpointError: the rack has parts that ``structure`` does not have.
@@ -330,9 +304,7 @@ class Rack(Transformer):
         return self._timed(super().embed(inputs), time)
 
     def trunk(self, inputs: Tensor, until_stack: int, time: float | Tensor | None = None) -> Tensor:
-        """Return the residual stream ``[B, S, D]`` that enters the stack at position
-        ``until_stack``.
-        """
+        """Return the residual stream ``[B, S, D]`` that enters the stack at ``until_stack``."""
         return self.run_stacks(self.embed(inputs, time), 0, until_stack)
 
     def run_stacks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
@@ -398,3 +370,129 @@ class Rack(Transformer):
             if id(module) not in known:
                 module.control[SEED] = self.seed
                 module.control[STREAM] = stream_id(name)
+
+
+class DecoderRack(Rack, Decoder):
+    """A decoder whose blocks are grouped in stacks; it generates with a cache or by unrolling.
+
+    Args:
+        config: the options; ``layers`` is ignored and follows from the stacks.
+        vocabulary_size: number of token ids.
+        time_embedding: added to the input of the first stack; ``(time) -> [B or 1, 1, D]``. None =
+            no time.
+        mask_token: id of the mask token; None = the last id of the vocabulary.
+        seed: seed of new parts, and of the votes of their ternary modules.
+    """
+
+    blocks: Stacks
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        vocabulary_size: int,
+        *,
+        time_embedding: nn.Module | None = None,
+        mask_token: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        with seeded_birth(seed, "rack"):
+            super().__init__(config, vocabulary_size, blocks=Stacks())
+        self._become_a_rack(time_embedding, mask_token, seed)
+        self._seed_new_votes(())
+
+    def forward(
+        self,
+        tokens_BS: Tensor | None,
+        cache: KeyValueCache | None = None,
+        *,
+        hidden: Tensor | None = None,
+        from_stack: int = 0,
+        time: float | Tensor | None = None,
+    ) -> Tensor:
+        """Return logits ``[B, S, V]``.
+
+        ``cache`` is as in a decoder, the other arguments are as in :class:`Rack`.
+
+        Raises:
+            UsageProblem: the arguments do not go together, or the sequence exceeds the context.
+        """
+        if hidden is not None and cache is not None:
+            raise UsageProblem(
+                "cache: it cannot be used with hidden states, which skip the first stacks"
+            )
+        if tokens_BS is None or hidden is not None or from_stack:
+            return super().forward(tokens_BS, hidden=hidden, from_stack=from_stack, time=time)
+        streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
+        return self.logits(self._run(self.embed(tokens_BS, time), self.blocks, streamed))
+
+    def unroll(self, prompt_ids: Iterable[int], **options: Any) -> Iterator[int]:
+        """Sample in one pass; see :func:`arb_ternary_progressive.unroll.unrolled`."""
+        from arb_ternary_progressive.unroll import unrolled
+
+        drawn: Iterator[int] = unrolled(self, list(prompt_ids), **options)
+        return drawn
+
+
+def as_rack(
+    model: Transformer,
+    *,
+    precision: Precision,
+    time_embedding: nn.Module | None = None,
+    mask_token: int | None = None,
+    seed: int = 0,
+) -> Rack:
+    """Return a rack that takes over the parts of ``model``; its blocks become stack 0.
+
+    Args:
+        model: not to be used by itself afterwards.
+        precision: format of its linears: full or ternary.
+        time_embedding: added to the input of the first stack; ``(time) -> [B or 1, 1, D]``. None =
+            no time.
+        mask_token: id of the mask token; None = the last id of the vocabulary.
+        seed: seed of new parts, and of the votes of their ternary modules.
+
+    Raises:
+        ConfigError: its blocks are not those that its options describe, so more of them cannot be
+            made.
+    """
+    if not _has_plain_blocks(model):
+        raise ConfigError(
+            f"model: stacks are made of the blocks of a decoder; a {type(model).__name__} has "
+            "others",
+            "Use `model: {name: decoder, ...}`.",
+        )
+    kind: Any = type(model)
+    rack_class = _rack_class(kind)
+    rack = rack_class.__new__(rack_class)
+    rack.__dict__.update({**model.__dict__, "_modules": dict(model._modules)})
+    rack._modules["blocks"] = Stacks()
+    rack._become_a_rack(time_embedding, mask_token, seed)
+    rack._insert(0, Stack(0, model.blocks, model.config, precision=precision))
+    return rack
+
+
+@cache
+def _rack_class(model: Any) -> type[Rack]:
+    """Return the class of racks of a class of models.
+
+    It embeds inputs, places positions and makes logits like them.
+    """
+    if model is Decoder:
+        return DecoderRack
+    base = DecoderRack if issubclass(model, Decoder) else Rack
+    return type(
+        f"{model.__name__}Rack",
+        (base, model),
+        {"__doc__": f"A {model.__name__} whose blocks are grouped in stacks."},
+    )
+
+
+def _has_plain_blocks(model: Transformer) -> bool:
+    """Return whether the blocks of ``model`` are those that ``Block`` makes from its options."""
+    with seeded_birth("plain blocks"), undrawn():
+        plain = _kinds(Block(model.config))
+    return all(_kinds(block) == plain for block in model.blocks)
+
+
+def _kinds(module: nn.Module) -> list[tuple[str, type[nn.Module]]]:
+    return [(name, type(part)) for name, part in module.named_modules()]

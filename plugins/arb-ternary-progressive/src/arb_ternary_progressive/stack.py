@@ -288,8 +288,9 @@ def set_learning(module: nn.Module, learns: bool) -> None:
 
 @contextmanager
 def seeded_birth(*parts: int | str) -> Iterator[None]:
-    """Make everything inside depend on ``parts`` alone; the global generator is restored
-    afterwards.
+    """Make the weights of everything inside depend on ``parts`` alone.
+
+    The global generator is restored afterwards.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(*parts))

@@ -71,7 +71,7 @@ def decoder_option(name: str, default: Any = attrs.NOTHING, help: str = "") -> A
 
 @define(kw_only=True)
 class ProgressiveConfig(GrowthConfig):
-    """The section ``training.progressive``: growth, and what a run says in other sections."""
+    """The section ``training.progressive``: growth, objective, masks and seed."""
 
     # Racks that Python builds have no model to take these two from.
     new_stack_precision: Precision = option(

@@ -234,8 +234,8 @@ def denoising_fractions(
         ConfigError: a share is larger than the one before it.
     """
     per_step = step_fractions(fractions, growth.num_time_steps)
-    built = reversed(range(stacks))
-    schedule = (*(per_step[growth.time_step(stack, stacks)] for stack in built), 0.0)
+    shares = [per_step[growth.time_step(stack, stacks)] for stack in reversed(range(stacks))]
+    schedule = (*shares, 0.0)
     for place, (before, after) in enumerate(pairwise(schedule)):
         if after > before:
             raise ConfigError(

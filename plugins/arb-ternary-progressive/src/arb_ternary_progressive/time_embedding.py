@@ -86,8 +86,9 @@ class TimeEmbedding(nn.Module):
             self.projection = _projection(dim, width, config)
 
     def forward(self, time: Tensor | float) -> Tensor:
-        """Return the summand of embeddings ``[B, S, D]``: ``[B, 1, D]``, or ``[1, 1, D]`` for one
-        time.
+        """Return what is added to embeddings ``[B, S, D]``: ``[B, 1, D]``.
+
+        For a single time it is ``[1, 1, D]``.
 
         Args:
             time: in [0, 1]: a number, or a tensor with one per sample.

@@ -23,7 +23,7 @@ from arb_ternary_progressive.time import discrete_time
 from arb_ternary_text.models.generate import draw_token, next_token_probabilities
 
 if TYPE_CHECKING:
-    from arb_ternary_progressive.racks import DecoderRack
+    from arb_ternary_progressive.rack import DecoderRack
 
 
 def unrolled(
