@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from arb_ternary.cli.options import plugin_files
+from arb_ternary_text.cli.options import sampling_options
+from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
 if TYPE_CHECKING:
@@ -20,28 +21,7 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--prompt", default="\n", help="Text to continue; default: a new line.")
 @click.option("--max-new-tokens", type=click.IntRange(min=0), default=200, show_default=True)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0.0),
-    default=0.8,
-    show_default=True,
-    help="0 = always the most likely token.",
-)
-@click.option(
-    "--top-k",
-    type=click.IntRange(min=1),
-    help="Draw among this many of the most likely tokens only.",
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
-    help="Draw among the most likely tokens that together have this probability.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    help="The same seed gives the same text; default: a different one each time.",
-)
+@sampling_options
 @click.option(
     "--unroll",
     is_flag=True,
@@ -53,13 +33,7 @@ if TYPE_CHECKING:
     help="Format of the cached keys and values; int8 takes about half the memory of bfloat16. "
     "Default: float, as computed.",
 )
-@click.option(
-    "--backend",
-    metavar="NAME",
-    help="Kernel backend; overrides ARB_TERNARY_BACKEND and the run's config.",
-)
-@click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
-@plugin_files
+@load_options
 def generate(
     run: Path,
     prompt: str,

@@ -92,11 +92,7 @@ def generate(
                 raise UsageProblem(
                     f"{name}: token ids must be from 0 to {model.vocabulary_size - 1}, not {token}"
                 )
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+    generator = seeded_generator(seed)
     new_cache = _cache_maker(model, cache)
 
     def drawn() -> Iterator[int]:
@@ -111,6 +107,16 @@ def generate(
             unread = [token]
 
     return drawn()
+
+
+def seeded_generator(seed: int | None) -> torch.Generator:
+    """Return a generator on the host; None seeds it differently every time."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
 
 
 def _cache_maker(model: CachedModel, numbers: CacheNumbers) -> Callable[[], KeyValueCache]:

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.attention import Positions
 from arb_ternary_text.models.block_kernels import is_watched, may_round_differently
+from arb_ternary_text.models.block_model import BlockModel
 from arb_ternary_text.models.blocked_loss import (
     MANY_LOGITS,
     Guide,
@@ -31,7 +31,7 @@ def _definer(kind: type, name: str) -> type:
     return next(each for each in kind.__mro__ if name in vars(each))
 
 
-class Transformer(nn.Module):
+class Transformer(BlockModel):
     """``forward`` is ``logits(run_blocks(embed(inputs)))``.
 
     The three methods are public for code that grows, cuts or distils a model. A subclass makes the
@@ -66,8 +66,6 @@ class Transformer(nn.Module):
         self.config = config
         self.vocabulary_size = vocabulary_size
         self._logit_scale = 2.0**config.logit_scale
-        self._dtype: torch.dtype | None = None
-        self._checkpoint_from: int | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits, ``[..., V]``."""
@@ -137,28 +135,6 @@ class Transformer(nn.Module):
         """
         return cross_entropies(self.head, self.final_norm(x_MD), targets_M, self._logit_scale)
 
-    def set_dtype(self, dtype: torch.dtype) -> None:
-        """Compute in ``dtype``: float parameters, and the activations between ternary modules."""
-        self.to(dtype)
-        self._dtype = dtype
-
-    def set_activation_checkpointing(self, enabled: bool, threshold: int | None = None) -> None:
-        """Keep only each block's input in training and recompute the rest in backward.
-
-        Args:
-            enabled: False keeps every activation.
-            threshold: smallest number of positions in a batch (``B * S``) that enables it; None =
-                any.
-
-        Raises:
-            UsageProblem: the threshold is negative.
-        """
-        if threshold is not None and threshold < 0:
-            raise UsageProblem(
-                f"activation checkpointing: the threshold must be at least 0, not {threshold}"
-            )
-        self._checkpoint_from = (threshold or 0) if enabled else None
-
     def reset_runtime_state(self) -> None:
         """Forget the batches seen so far. Here it does nothing: no state is kept."""
 
@@ -175,29 +151,12 @@ class Transformer(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         batch, length, _ = x_BSD.shape
-        recomputes = self._recomputes(batch * length)
         for number, block in enumerate(blocks):
             layer_cache = None if cache is None else cache.layers[number]
-            if recomputes:
-                # There is no randomness inside a block: votes are cast in backward only.
-                x_BSD = checkpoint(
-                    block,
-                    x_BSD,
-                    positions,
-                    layer_cache,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-            else:
-                x_BSD = block(x_BSD, positions, layer_cache)
+            x_BSD = self.run_block(block, batch * length, x_BSD, positions, layer_cache)
         if cache is not None:
             cache.advance(length)
         return x_BSD
-
-    def _recomputes(self, positions: int) -> bool:
-        if self._checkpoint_from is None or positions < self._checkpoint_from:
-            return False
-        return self.training and torch.is_grad_enabled()
 
     def _positions(self, x_BSD: Tensor, cache: KeyValueCache | None) -> Positions:
         """Return the positions of ``x_BSD``, which follow those of ``cache``."""

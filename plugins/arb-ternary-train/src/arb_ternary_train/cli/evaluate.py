@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from arb_ternary.cli.options import as_json, plugin_files
+from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
+from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
 
@@ -19,13 +20,7 @@ from arb_ternary_train.openmp import wait_passively
     type=click.IntRange(min=1),
     help="Batches to evaluate, spread over the data; default: all.",
 )
-@click.option(
-    "--backend",
-    metavar="NAME",
-    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
-)
-@click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
-@plugin_files
+@load_options
 @as_json
 def evaluate(
     run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool
