@@ -1,13 +1,15 @@
-"""Images with texts: the source, what counts of a text, and runs that write them."""
+"""The data source and masking of texts about images, and runs that write them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from arb_ternary.cli.main import main
 from arb_ternary.config.yaml_document import dump_yaml
@@ -52,14 +54,12 @@ def config_of(folder: Path, **data: Any) -> Any:
 
 
 def trained(folder: Path, name: str, *trackers: Any, resume: str | None = None) -> RunDirectory:
-    import attrs
-
     config = attrs.evolve(config_of(folder), trackers=trackers)
     train(config, RunRequest(directory=folder / name, resume=resume, reporter=Silent))
     return RunDirectory.existing(folder / name)
 
 
-def test_every_image_has_the_text_of_its_class(tmp_path: Path) -> None:
+def test_images_have_the_text_of_their_class(tmp_path: Path) -> None:
     source = config_of(tmp_path).data.build()
     assert isinstance(source, DataSource)
     assert isinstance(source, SizedSamples)
@@ -87,14 +87,14 @@ def test_every_image_has_the_text_of_its_class(tmp_path: Path) -> None:
         ({"images": {"name": "shakespeare"}}, "'shakespeare' has no labelled images"),
     ],
 )
-def test_texts_that_do_not_fit_are_refused(
+def test_source_refuses_texts_that_do_not_fit(
     data: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ArbError, match=message):
         config_of(tmp_path, **data).data.build()
 
 
-def test_a_text_counts_up_to_its_end_and_the_image_is_an_argument() -> None:
+def test_masking_counts_a_text_up_to_its_end() -> None:
     images = torch.rand(2, 1, 8, 8)
     ids = torch.tensor([[0, 3, 4, 0, 0], [0, 1, 2, 3, 0]])
     batch = Batch(images, torch.arange(2), {"captions": ids})
@@ -117,36 +117,42 @@ def test_a_text_counts_up_to_its_end_and_the_image_is_an_argument() -> None:
         strategy.apply(Batch(images, torch.arange(2)), torch.Generator(), context)
 
 
-def test_a_run_that_was_killed_ends_with_the_bits_of_one_that_was_not_and_writes_texts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = trained(tmp_path, "whole")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return trained(tmp_path_factory.mktemp("captions"), "run")
+
+
+def test_resume_after_kill_is_bitwise(run: RunDirectory, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         trained(tmp_path, "killed", interruption(3, "crash"))
     resumed = trained(tmp_path, "killed", resume="auto")
-    one, two = (
-        read_checkpoint(CheckpointStore(each.checkpoints).latest()).model
-        for each in (whole, resumed)
-    )
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    expected = read_checkpoint(CheckpointStore(run.checkpoints).latest()).model
+    found = read_checkpoint(CheckpointStore(resumed.checkpoints).latest()).model
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
 
+
+def test_held_out_images_get_texts(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sheet = tmp_path / "sheet.png"
-    options = ["generate", str(whole.path), "--count", "6", "--show", "4", "--output", str(sheet)]
+    options = ["generate", str(run.path), "--count", "6", "--show", "4", "--output", str(sheet)]
     assert main(options) == 0
-    said = capsys.readouterr().out
-    assert said.count("\n") >= 6
-    assert "of 6 texts are exact" in said
+    output = capsys.readouterr().out
+    assert output.count("\n") >= 6
+    assert "of 6 texts are exact" in output
     assert sheet.stat().st_size
     assert main(options) == 0
-    assert capsys.readouterr().out == said
-
-    from PIL import Image
-
-    Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(tmp_path / "black.png")
-    assert (
-        main(["generate", str(whole.path), str(tmp_path / "black.png"), "--temperature", "1"]) == 0
-    )
-    assert "black.png" in capsys.readouterr().out
-    assert main(["generate", str(whole.path), "--invert"]) == 2
+    assert capsys.readouterr().out == output
+    assert main(["generate", str(run.path), "--invert"]) == 2
     assert "--invert" in capsys.readouterr().err
+
+
+def test_files_get_texts(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "black.png"
+    Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(file)
+    assert main(["generate", str(run.path), str(file), "--temperature", "1"]) == 0
+    assert "black.png" in capsys.readouterr().out

@@ -1,6 +1,4 @@
-"""Convolutions of int8 patches are linears over the rows that torch's unfold makes: the same bits,
-votes and all.
-"""
+"""Convolutions of int8 patches have the bits and votes of linears over torch's unfolded rows."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ every_backend = pytest.mark.parametrize(
     "backend",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in USABLE],
 )
-#: Taps, dilation, padding and stride, down and across.
+#: Kernel size, dilation, padding and stride, height before width.
 WINDOW = (3, 2, 1, 2, 1, 0, 2, 1)
 
 
 def made(backend: str, gradients: str, bias: bool = True) -> tuple[TernaryConv2d, TernaryLinear]:
-    """A convolution, and a linear with the same integers."""
+    """Return a convolution and a linear with the same integers."""
     options = {"bias": bias, "group_size": 32, "gradients": gradients, "backend": backend}
     conv = TernaryConv2d(
         5, 12, WINDOW[:2], dilation=WINDOW[2:4], padding=WINDOW[4:6], stride=WINDOW[6:], **options
@@ -39,7 +37,7 @@ def made(backend: str, gradients: str, bias: bool = True) -> tuple[TernaryConv2d
 
 @every_backend
 @pytest.mark.parametrize("gradients", ["float", "int8"])
-def test_a_convolution_is_a_linear_over_patches(gradients: str, backend: str) -> None:
+def test_convolution_is_a_linear_over_patches(gradients: str, backend: str) -> None:
     conv, linear = made(backend, gradients)
     x = torch.randn(3, 5, 9, 11, requires_grad=True)
     same = x.detach().clone().requires_grad_()
@@ -91,13 +89,13 @@ def test_opcheck_accepts(name: str, backend: str) -> None:
     assert set(torch.library.opcheck(op, arguments).values()) == {"SUCCESS"}
 
 
-def test_every_op_of_the_module_is_checked() -> None:
+def test_opcheck_covers_every_op() -> None:
     registered = {name for name, value in vars(convolution_ops).items() if isinstance(value, Op)}
     assert registered == {"convolution", "unfold_quantize", "fold_patches"}
 
 
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), USABLE[0]])
-def test_a_compiled_convolution_is_one_graph(backend: str) -> None:
+def test_compiled_convolution_is_one_graph(backend: str) -> None:
     outcomes: list[tuple[Tensor, Tensor]] = []
     torch._dynamo.reset()
     for compiled in (False, True):
@@ -113,7 +111,7 @@ def test_a_compiled_convolution_is_one_graph(backend: str) -> None:
         assert torch.equal(eager, graph)
 
 
-def test_images_that_do_not_fit_are_refused() -> None:
+def test_convolution_refuses_images_that_do_not_fit() -> None:
     conv = TernaryConv2d(3, 4, (3, 5))
     with pytest.raises(
         ValueError, match=r"\[4, 4\] with padding \[0, 0\] is smaller than the kernel \(3, 5\)"
@@ -126,7 +124,7 @@ def test_images_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kernel", [1, 3, (2, 3)])
-def test_convolution_equals_torch_on_the_dense_weight(kernel: int | tuple[int, int]) -> None:
+def test_float_activations_match_torch(kernel: int | tuple[int, int]) -> None:
     layer = TernaryConv2d(3, 5, kernel, stride=(1, 2), padding=1, activations="float")
     x = torch.randn(2, 3, 8, 9)
     weight = layer.dense_weight().view(5, 3, *layer.kernel_size)
@@ -139,12 +137,12 @@ def test_convolution_equals_torch_on_the_dense_weight(kernel: int | tuple[int, i
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
-def test_convolutions_take_the_bits_of_votes(bits: int) -> None:
+def test_vote_bits(bits: int) -> None:
     for module in (TernaryConv1d(2, 3, 3, vote_bits=bits), TernaryConv2d(2, 3, 3, vote_bits=bits)):
         assert module.shape.vote_bits == bits
         assert not module.logical_votes().any()
 
 
-def test_the_package_offers_them() -> None:
+def test_core_exports_convolutions() -> None:
     assert arb_ternary.TernaryConv1d is TernaryConv1d
     assert arb_ternary.TernaryConv2d is TernaryConv2d

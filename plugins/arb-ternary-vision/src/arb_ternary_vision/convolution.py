@@ -10,15 +10,12 @@ from torch import Tensor
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import GroupSize, VoteOptions
 from arb_ternary_vision.convolution_ops import convolution
-from arb_ternary_vision.patches import places, unfold_rows
-
-Pair = tuple[int, int]
+from arb_ternary_vision.patches import Window, output_size, unfold_rows
+from arb_ternary_vision.sizes import Pair, pair
 
 
 class ConvolutionOptions(VoteOptions, total=False):
-    """Options that a convolution hands to the linear over its patches; see
-    :class:`TernaryLinear`.
-    """
+    """Options that a convolution passes to :class:`TernaryLinear`."""
 
     bias: bool
     group_size: GroupSize
@@ -27,22 +24,19 @@ class ConvolutionOptions(VoteOptions, total=False):
     device: torch.device | str | None
 
 
-def _pair(value: int | Pair) -> Pair:
-    return (value, value) if isinstance(value, int) else value
-
-
 class TernaryConv2d(TernaryLinear):
-    """Two-dimensional convolution: the weight is ``[N, C * kh * kw]``, applied to unfolded patches.
+    """A two-dimensional convolution whose weight is ``[N, C * kh * kw]``, applied to patches.
 
-    Each patch is one row of activations with its own int8 scale. Zero padding; no groups.
+    Each patch is one row of activations with its own int8 scale. Padding is with zeros. Groups of
+    channels are not supported.
 
     Args:
         in_channels: ``C``.
         out_channels: ``N``.
-        kernel_size: height and width.
-        stride: step between patches.
-        padding: zeros around the input.
-        dilation: distance between the taps.
+        kernel_size: height and width of the kernel.
+        stride: distance between patches.
+        padding: rows and columns of zeros around the input.
+        dilation: distance between the elements of the kernel.
         options: see :class:`ConvolutionOptions`.
     """
 
@@ -57,18 +51,18 @@ class TernaryConv2d(TernaryLinear):
         dilation: int | Pair = 1,
         **options: Unpack[ConvolutionOptions],
     ) -> None:
-        height, width = _pair(kernel_size)
+        height, width = pair(kernel_size)
         super().__init__(in_channels * height * width, out_channels, **options)
         self.out_channels = out_channels
         self.kernel_size = (height, width)
-        self.stride = _pair(stride)
-        self.padding = _pair(padding)
-        self.dilation = _pair(dilation)
+        self.stride = pair(stride)
+        self.padding = pair(padding)
+        self.dilation = pair(dilation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve ``x [B, C, H, W]`` (float) to ``[B, N, H', W']``, channels last in memory."""
-        window = (*self.kernel_size, *self.dilation, *self.padding, *self.stride)
-        size = (x.shape[0], *places(x.shape[2:], window), self.out_channels)
+        window = Window(self.kernel_size, self.stride, self.padding, self.dilation).integers
+        size = (x.shape[0], *output_size(x.shape[2:], window), self.out_channels)
         if self.activations == "float":
             return super().forward(unfold_rows(x, window)).view(size).permute(0, 3, 1, 2)
         anchor = self.vote_anchor()
@@ -87,8 +81,9 @@ class TernaryConv2d(TernaryLinear):
 
 
 class TernaryConv1d(TernaryConv2d):
-    """One-dimensional convolution: ``[B, C, L]`` to ``[B, N, L']``; see :class:`TernaryConv2d` for
-    the arguments.
+    """A one-dimensional convolution, ``[B, C, L]`` to ``[B, N, L']``.
+
+    The arguments are those of :class:`TernaryConv2d`.
     """
 
     def __init__(

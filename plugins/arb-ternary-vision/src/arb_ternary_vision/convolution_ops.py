@@ -1,8 +1,7 @@
-"""Convolutions of int8 patches: the ops, their gradient, and what stands in for kernels that a
-backend lacks.
+"""The op of a convolution with int8 activations, its gradient, and defaults for missing kernels.
 
-A patch is a row of :func:`~arb_ternary.backends.ops.linear`, quantised by its own absolute maximum.
-Windows and rows are those of :mod:`arb_ternary_vision.patches`.
+Each patch is a row of :func:`~arb_ternary.backends.ops.linear` and is quantised by its own absolute
+maximum. Windows and rows are those of :mod:`arb_ternary_vision.patches`.
 """
 
 from __future__ import annotations
@@ -18,43 +17,47 @@ from arb_ternary.backends.ops import linear_backward
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary_vision.patches import fold_rows, places, unfold_rows
+from arb_ternary_vision.patches import fold_rows, output_size, unfold_rows
 
-#: The ops that a backend may have for convolutions. The signatures are those of the calls below.
+#: Kernels for convolutions that a backend may have. Their signatures are those of the calls below.
 CONVOLUTION_OPS: Final = ("vision.unfold_quantize", "vision.convolve", "vision.fold_patches")
 
 
-def _own(backend: str, name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    own: Callable[..., Any] = get_backend(backend).kernels.get(name, otherwise)
-    return own
+def _kernel_or(backend: str, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the backend's kernel ``name``, or ``default`` if it has none."""
+    found: Callable[..., Any] = get_backend(backend).kernels.get(name, default)
+    return found
 
 
 @op()
 def unfold_quantize(x: Tensor, window: Sequence[int], backend: str) -> tuple[Tensor, Tensor]:
-    """The patches of ``x`` as int8 rows ``[M, K]``, and their float32 scales ``[M]``."""
+    """Return the patches of ``x`` as int8 rows ``[M, K]``, and their float32 scales ``[M]``."""
 
-    def unfolded(x: Tensor, window: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def default(x: Tensor, window: Sequence[int]) -> tuple[Tensor, Tensor]:
         q, scale = kernel(backend, "quantize_rows")(unfold_rows(x, window))
         return q, scale
 
-    q, scale = _own(backend, "vision.unfold_quantize", unfolded)(x, window)
+    q, scale = _kernel_or(backend, "vision.unfold_quantize", default)(x, window)
     return q, scale
 
 
 @unfold_quantize.register_fake
 def _(x: Tensor, window: Sequence[int], *_: object) -> tuple[Tensor, Tensor]:
-    high, wide = places(x.shape[2:], window)
-    rows = x.shape[0] * high * wide
+    height, width = output_size(x.shape[2:], window)
+    rows = x.shape[0] * height * width
     columns = x.shape[1] * window[0] * window[1]
     return x.new_empty((rows, columns), dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
 
 
 @op()
 def fold_patches(rows: Tensor, size: Sequence[int], window: Sequence[int], backend: str) -> Tensor:
-    """:func:`fold_rows`, by the backend's kernel if it has one; kernels take float32 only."""
+    """Run :func:`fold_rows`, or the backend's kernel for it.
+
+    Kernels take float32 only.
+    """
     fold = fold_rows
     if rows.dtype is torch.float32 and rows.numel():
-        fold = _own(backend, "vision.fold_patches", fold_rows)
+        fold = _kernel_or(backend, "vision.fold_patches", fold_rows)
     folded: Tensor = fold(rows, size, window)
     return folded
 
@@ -73,23 +76,22 @@ def convolution(
     window: Sequence[int],
     gradients: str,
 ) -> Tensor:
-    """The patches of ``x`` times ``W.T``, plus ``bias``: ``[M, N]`` in the dtype of ``x``; else as
-    int8 ``linear``.
+    """Multiply the patches of ``x`` by ``W.T`` and add ``bias``: ``[M, N]`` in the dtype of ``x``.
 
-    Backward makes the int8 patches once more: they are more than ``x``.
+    Everything else is as for the int8 ``linear``. Backward makes the int8 patches again instead of
+    saving them, because they are larger than ``x``.
     """
-    if (
-        x.dim() != 4
-        or x.shape[1] * window[0] * window[1] != state.sizes[1]
-        or not x.is_floating_point()
-    ):
-        wanted = state.sizes[1] // (window[0] * window[1])
+    area = window[0] * window[1]
+    fits = x.dim() == 4 and x.shape[1] * area == state.sizes[1]
+    if not (fits and x.is_floating_point()):
         raise ValueError(
-            f"x must be a float tensor [B, {wanted}, H, W], got {x.dtype} {[*x.shape]}"
+            f"x must be a float tensor [B, {state.sizes[1] // area}, H, W], got {x.dtype} "
+            f"{[*x.shape]}"
         )
-    places(x.shape[2:], window)
+    # Refuse an image that is smaller than the kernel.
+    output_size(x.shape[2:], window)
 
-    def multiplied(
+    def default(
         x: Tensor, weight: Tensor, exponent: Tensor, bias: Tensor | None, *_: object
     ) -> Tensor:
         q, scale = unfold_quantize(x, window, state.backend)
@@ -98,7 +100,7 @@ def convolution(
         )
         return y
 
-    run = _own(state.backend, "vision.convolve", multiplied)
+    run = _kernel_or(state.backend, "vision.convolve", default)
     y: Tensor = run(x, state.weight, state.exponent, bias, state.shape, window)
     return y
 
@@ -107,8 +109,8 @@ def convolution(
 def _(
     x: Tensor, anchor: object, bias: object, state: VoteState, window: Sequence[int], *_: object
 ) -> Tensor:
-    high, wide = places(x.shape[2:], window)
-    return x.new_empty((x.shape[0] * high * wide, state.sizes[0]))
+    height, width = output_size(x.shape[2:], window)
+    return x.new_empty((x.shape[0] * height * width, state.sizes[0]))
 
 
 def _setup(
@@ -131,6 +133,7 @@ def _setup(
 
 
 def _backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    """Return gradients for (x, anchor, bias) and cast votes as a side effect."""
     x, *_ = ctx.saved_tensors
     backend = ctx.state.backend
     q = x

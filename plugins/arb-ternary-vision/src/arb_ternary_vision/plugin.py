@@ -1,4 +1,4 @@
-"""What vision registers."""
+"""Register the components of arb-ternary-vision."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {
-        "summary": "vision: ternary ViT and ConvNet, image data, labels with augmentation, a "
-        "captioner"
-    }
+    return {"summary": "vision: ternary ViT, ConvNet and captioner, image data, augmentation"}
 
 
 @hookimpl
@@ -39,14 +36,14 @@ def arb_register_datasets() -> Sequence[DataSpec]:
             name="captioned",
             target="arb_ternary_vision.data.captioned:build",
             config="arb_ternary_vision.data.captioned:CaptionedConfig",
-            summary="labelled images with a text each",
+            summary="labelled images, each with a text about it",
         ),
         DataSpec(
             name="images",
-            target="arb_ternary_vision.data.folder:build",
-            config="arb_ternary_vision.data.folder:FolderConfig",
+            target="arb_ternary_vision.data.image_folder:build",
+            config="arb_ternary_vision.data.image_folder:ImagesConfig",
             libraries=("pillow",),
-            summary="a folder of images for each class",
+            summary="a folder with one sub-folder of images per class",
         ),
         DataSpec(
             name="image_arrays",
@@ -65,15 +62,15 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
             target="arb_ternary_vision.masking.labels:build",
             config="arb_ternary_vision.masking.config:LabelsConfig",
             libraries=("kornia",),
-            summary="an image in, its class out; images may be augmented",
+            summary="predicts the class of an image; images may be augmented",
         ),
         MaskingSpec(
             name="captions",
             target="arb_ternary_vision.masking.captions:build",
             config="arb_ternary_vision.masking.config:LabelsConfig",
             libraries=("kornia",),
-            summary="an image and the beginning of its text in, the next character out; images may "
-            "be augmented",
+            summary="predicts the next character of the text about an image; images may be "
+            "augmented",
         ),
     )
 
@@ -97,8 +94,7 @@ def arb_register_models() -> Sequence[ModelSpec]:
             name="captioner",
             target="arb_ternary_vision.models.captioner:build",
             config="arb_ternary_vision.models.captioner_config:CaptionerConfig",
-            summary="decoder that writes a text about an image, of ternary linears, embeddings and "
-            "norms",
+            summary="ternary decoder that writes a text about an image",
         ),
     )
 
@@ -110,7 +106,7 @@ def arb_register_trackers() -> Sequence[TrackerSpec]:
             name="confusion_matrix",
             target="arb_ternary_vision.trackers:build_confusion_matrix",
             config="arb_ternary_vision.trackers:ConfusionConfig",
-            summary="a picture of which classes are taken for which, at every evaluation",
+            summary="a figure of which classes are mistaken for which, at every evaluation",
         ),
     )
 
@@ -122,8 +118,7 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
             name="classify",
             target="arb_ternary_vision.cli.classify:classify",
             masking=("labels",),
-            summary="says what is in images, with any model that was trained with the masking "
-            "labels",
+            summary="classifies images with a model that was trained with the masking labels",
         ),
         GeneratorSpec(
             name="caption",
@@ -140,7 +135,7 @@ def arb_register_starters() -> Sequence[StarterSpec]:
         StarterSpec(
             name="digits",
             target="arb_ternary_vision.starters:DIGITS",
-            summary="A small pure-ternary convolutional network on handwritten digits: a minute on "
-            "a laptop's CPU.",
+            summary="A small pure-ternary convolutional network on handwritten digits. Trains in a "
+            "minute on a laptop's CPU.",
         ),
     )

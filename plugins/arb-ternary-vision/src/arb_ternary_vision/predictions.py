@@ -1,4 +1,4 @@
-"""What a classifier says of samples, without a trace in the training run.
+"""Classify samples with a model, without disturbing a training run.
 
 Shapes: ``N`` samples, ``V`` classes.
 """
@@ -22,10 +22,10 @@ from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 
 @frozen(eq=False)
 class Predictions:
-    """Answers of a classifier.
+    """What a classifier predicts for samples.
 
     Attributes:
-        inputs: what it saw, float32 ``[N, C, H, W]``, on the host.
+        inputs: inputs of the model, float32 ``[N, C, H, W]``, on the host.
         labels: the right classes, int64 ``[N]``.
         probabilities: float32 ``[N, V]``.
     """
@@ -36,25 +36,23 @@ class Predictions:
 
     @property
     def classes(self) -> NDArray[np.int64]:
-        """The likeliest class of each sample, int64 ``[N]``."""
+        """The most likely class of each sample, int64 ``[N]``."""
         found: NDArray[np.int64] = self.probabilities.argmax(axis=1)
         return found
 
     @property
-    def accuracy(self) -> float:
-        """Share of the samples whose likeliest class is the right one."""
-        return float((self.classes == self.labels).mean())
+    def correct(self) -> NDArray[np.bool_]:
+        """Whether the most likely class is the right one, bool ``[N]``."""
+        return self.classes == self.labels
 
-    def where(self, chosen: NDArray[np.bool_]) -> Predictions:
-        """Those of the samples that are ``chosen``, bool ``[N]``."""
+    def take(self, chosen: NDArray[np.bool_]) -> Predictions:
+        """Return the samples for which ``chosen [N]`` is true."""
         return Predictions(
             self.inputs[torch.from_numpy(chosen)], self.labels[chosen], self.probabilities[chosen]
         )
 
     def confusion(self) -> NDArray[np.int64]:
-        """How many samples of each class (row) were taken for each class (column), int64 ``[V,
-        V]``.
-        """
+        """Count the samples by right class (row) and predicted class (column), ``[V, V]``."""
         count = self.probabilities.shape[1]
         pairs = np.bincount(self.labels * count + self.classes, minlength=count * count)
         return pairs.reshape(count, count).astype(np.int64)
@@ -70,11 +68,12 @@ def classify_batches(
     step: int,
     device: torch.device,
 ) -> Predictions:
-    """What ``model`` says of held-out ``batches``, as an evaluation would ask it; nothing of a run
-    is disturbed.
+    """Classify held-out ``batches`` as an evaluation would.
+
+    The mode of the model and the global generators are as before afterwards.
 
     Raises:
-        ArbError: the run does not ask for one class of each sample, or there is no sample.
+        ArbError: the masking does not ask for one class per sample, or there is no sample.
     """
     inputs = []
     labels = []
@@ -82,13 +81,13 @@ def classify_batches(
     context = MaskContext(step=step, seed=seed, vocabulary_size=vocabulary_size, training=False)
     with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
         for index, batch in enumerate(batches):
-            masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(
-                device
-            )
+            generator = derived_generator(seed, "evaluation", index)
+            masked = masking.apply(batch, generator, context).to(device)
             logits = model(masked.inputs, **forward_arguments(model, masked))
             if masked.targets.dim() != 1 or masked.targets.is_floating_point() or logits.dim() != 2:
                 raise ArbError(
-                    "predictions: one class of each sample is needed", "Train with masking: labels."
+                    "predictions: the model must predict one class per sample",
+                    "Train with masking: labels.",
                 )
             inputs.append(masked.inputs.cpu())
             labels.append(masked.targets.cpu())
@@ -101,8 +100,6 @@ def classify_batches(
 
 
 def class_names(attachments: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """The names of ``count`` classes: those attached to a data source or a run, otherwise their
-    numbers.
-    """
+    """Return the names of ``count`` classes: those attached to a source or a run, or numbers."""
     names = tuple(map(str, attachments.get("classes", ())))
     return names if len(names) == count else tuple(map(str, range(count)))

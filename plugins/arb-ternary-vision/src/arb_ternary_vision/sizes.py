@@ -1,6 +1,4 @@
-"""Sizes in pixels, as configs give them. Configs are read without torch, which nothing here
-imports.
-"""
+"""Sizes in pixels as configs state them. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ MAX_SIDE: Final = 8192
 
 
 def pair(value: int | Pair) -> Pair:
-    """Height and width, of one number both."""
+    """Return height and width; one number stands for both."""
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
@@ -24,7 +22,7 @@ def _is_size(value: Any) -> bool:
     return all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides)
 
 
-#: A size in pixels: one number for squares, or height and width.
+#: Validator of a size in pixels: one number for squares, or height and width.
 size: Final = Rule(
     f"from 1 to {MAX_SIDE} pixels, or two such numbers, height and width", _is_size, {}
 )

@@ -1,4 +1,4 @@
-"""Configs to start from, which ``arb config new`` writes out with every option explained."""
+"""Configs that ``arb config new`` writes out with every option explained."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The tracker ``confusion_matrix``: which classes a model takes for which, as a picture in the run
-directory.
-"""
+"""The tracker ``confusion_matrix``: a figure of which classes a model mistakes for which."""
 
 from __future__ import annotations
 
@@ -21,20 +19,17 @@ class ConfusionConfig:
     """Options of the tracker ``confusion_matrix``."""
 
     path: str = option(
-        "confusion_matrix.png", "the picture (.png, .svg, .pdf); relative to the run directory"
+        "confusion_matrix.png", "the figure (.png, .svg, .pdf), relative to the run directory"
     )
     batches: int | None = option(
-        None,
-        "batches of held-out samples that are counted; null = all",
-        validator=optional(positive),
+        None, "number of held-out batches to count; null = all", validator=optional(positive)
     )
 
 
 class ConfusionMatrix:
-    """Draws the matrix at every evaluation, and once more at the end where the last evaluation was
-    earlier.
+    """Draws the matrix at every evaluation, and at the end of the run if that is later.
 
-    It asks the model itself, with draws of its own; the run goes on as if it had not.
+    It classifies the held-out samples itself and does not change the run.
     """
 
     def __init__(self, config: ConfusionConfig) -> None:
@@ -53,12 +48,12 @@ class ConfusionMatrix:
     def _draw(self, context: TrainingContext) -> None:
         # Imported here, because a config is read without torch and without matplotlib.
         from arb_ternary_train.capabilities import attachments
-        from arb_ternary_vision.pictures import draw_confusion, save_figure
+        from arb_ternary_vision.figures import draw_confusion, save_figure
         from arb_ternary_vision.predictions import class_names, classify_batches
 
         data = context.data
-        (batch_size, block_size) = context.shape_to_evaluate
-        found = classify_batches(
+        batch_size, block_size = context.shape_to_evaluate
+        predictions = classify_batches(
             context.model,
             data.held_out(batch_size, block_size, self.config.batches),
             context.masking,
@@ -67,13 +62,14 @@ class ConfusionMatrix:
             step=context.step,
             device=context.device,
         )
-        counts = found.confusion()
+        counts = predictions.confusion()
         names = class_names(attachments(data), len(counts))
-        title = f"step {context.step:,}: {100 * found.accuracy:.1f} % of {counts.sum():,} right"
+        accuracy = predictions.correct.mean()
+        title = f"step {context.step:,}: {100 * accuracy:.1f} % of {counts.sum():,} right"
         save_figure(draw_confusion(counts, names, title), context.directory / self.config.path)
         self._drawn_at = context.step
 
 
 def build_confusion_matrix(config: ConfusionConfig) -> ConfusionMatrix:
-    """Factory of the tracker ``confusion_matrix``."""
+    """Build the tracker ``confusion_matrix``."""
     return ConfusionMatrix(config)

@@ -1,3 +1,5 @@
+"""The data source ``image_arrays``."""
+
 from __future__ import annotations
 
 import io
@@ -29,19 +31,19 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_files_and_members_of_archives_are_the_same_images(files):
+def test_files_and_archive_members_are_equal(files):
     loose = source(images="images.npy", labels="labels.npy")
     packed = source(images="all.npz:x_train", labels="all.npz:y_train")
     assert loose.fingerprint() == packed.fingerprint()
     assert loose.image_shape == (1, 5, 4)
     assert loose.classes == ("0", "1")
-    # One of ten of each class.
+    # One of the ten samples of each class.
     assert np.bincount(loose.validation.extras["labels"]).tolist() == [1, 1]
     both = [*loose.train.data, *loose.validation.data]
     assert sorted(image.tobytes() for image in both) == sorted(image.tobytes() for image in IMAGES)
 
 
-def test_held_out_arrays_of_their_own(files):
+def test_separate_validation_arrays(files):
     found = source(
         images="all.npz:x_train",
         labels="all.npz:y_train",
@@ -56,7 +58,7 @@ def test_held_out_arrays_of_their_own(files):
         source(images="images.npy", labels="labels.npy", validation_images="images.npy")
 
 
-def test_channels_may_stand_first_or_last(files):
+def test_channels_first_or_last(files):
     colour = RNG.integers(0, 256, (20, 5, 4, 3), dtype=np.uint8)
     np.save("last.npy", colour)
     np.save("first.npy", colour.transpose(0, 3, 1, 2))
@@ -68,7 +70,7 @@ def test_channels_may_stand_first_or_last(files):
         source(images="first.npy", labels="labels.npy")
 
 
-def test_floats_pass_and_levels_say_what_white_is(files):
+def test_floats_and_levels(files):
     np.save("floats.npy", np.linspace(-1, 1, 400).reshape(20, 5, 4))
     found = source(images="floats.npy", labels="labels.npy")
     assert next(found.held_out(9, 1, None)).data.abs().max() <= 1
@@ -83,21 +85,27 @@ def test_floats_pass_and_levels_say_what_white_is(files):
     ("options", "words"),
     [
         ({"images": "nothing.npy"}, r"nothing\.npy: no such file"),
-        ({"images": "all.npz"}, r"Which array of it\? all\.npz:NAME"),
-        ({"images": "all.npz:x_trein"}, r"no array 'x_trein' in it\nDid you mean x_train\?"),
-        ({"images": "images.bin"}, "images and labels are in a .npy file"),
-        ({"labels": "images.npy"}, r"images\.npy: 20 whole numbers are needed"),
-        ({"images": "labels.npy"}, r"labels\.npy: images are whole numbers or floats"),
-        ({"levels": 100}, "outside of 0 to 100\nSet levels"),
-        ({"images": "wide.npy"}, "outside of -1 to 1\nScale them"),
-        ({"images": "nan.npy"}, "outside of -1 to 1"),
-        ({"images": "objects.npy"}, r"objects\.npy: it holds Python objects"),
+        ({"images": "all.npz"}, r"Name an array of the archive: all\.npz:NAME"),
+        (
+            {"images": "all.npz:x_trein"},
+            r"the archive has no array 'x_trein'\nDid you mean x_train\?",
+        ),
+        ({"images": "images.bin"}, r"images\.bin: not a \.npy file"),
+        ({"labels": "images.npy"}, r"images\.npy: must be 20 integers"),
+        ({"images": "labels.npy"}, r"labels\.npy: images must be integers or floats"),
+        ({"levels": 100}, "pixels must be from 0 to 100; they are from .*\nSet levels"),
+        (
+            {"images": "wide.npy"},
+            "pixels must be from -1 to 1; they are from 1.5 to 1.5\nScale them",
+        ),
+        ({"images": "nan.npy"}, "pixels must be from -1 to 1"),
+        ({"images": "objects.npy"}, r"objects\.npy: the array holds Python objects"),
         ({"images": "short.npy"}, r"short\.npy: the array cannot be read"),
         ({"images": "broken.npz:x"}, r"broken\.npz:x: the array cannot be read"),
         ({"classes": ["only"]}, "label 1 of sample 0 is none of the 1 classes"),
     ],
 )
-def test_what_is_wrong_is_named(files, options, words):
+def test_build_names_the_fault(files, options, words):
     np.save("wide.npy", np.full((20, 2, 2), 1.5))
     np.save("nan.npy", np.full((20, 2, 2), np.nan))
     np.save("objects.npy", np.full((20, 2, 2), None), allow_pickle=True)
@@ -107,7 +115,7 @@ def test_what_is_wrong_is_named(files, options, words):
         source(**{"images": "images.npy", "labels": "labels.npy", **options})
 
 
-def test_a_small_file_that_claims_a_large_array_is_refused_unread(files):
+def test_huge_claimed_array_is_refused_unread(files):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": (10**6, 10**3, 10**3)}
@@ -121,23 +129,24 @@ def test_a_small_file_that_claims_a_large_array_is_refused_unread(files):
         source(images="bomb.npz:x", labels="labels.npy")
 
 
-def test_numbers_that_are_no_labels_do_not_become_names_of_classes(files):
+def test_build_refuses_labels_out_of_range(files):
     for wrong in (LABELS + 10**9, LABELS - 1, LABELS.astype(np.uint64) + np.uint64(2**63)):
         np.save("labels.npy", wrong)
         with pytest.raises(
-            DataError, match=f"labels.npy: labels reach from {wrong.min()} to {wrong.max()}"
+            DataError,
+            match=f"labels.npy: labels must be from .* from {wrong.min()} to {wrong.max()}",
         ):
             source(images="images.npy", labels="labels.npy")
 
 
-def test_a_member_that_is_no_array_is_not_offered(files):
+def test_member_that_is_not_an_array_is_not_offered(files):
     with zipfile.ZipFile("all.npz", "a") as archive:
         archive.writestr("readme.txt", "hello")
-    with pytest.raises(DataError, match=r"no array 'readme.txt' in it"):
+    with pytest.raises(DataError, match=r"no array 'readme.txt'"):
         source(images="all.npz:readme.txt", labels="all.npz:y_train")
 
 
-def test_training_images_are_not_held_out_and_classes_have_different_names(files):
+def test_config_refuses_contradictions(files):
     with pytest.raises(ConfigError, match="validation_images: are the training images"):
         source(
             images="images.npy",

@@ -1,3 +1,5 @@
+"""Samples in memory, labelled sources, and how samples are held out."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -22,7 +24,7 @@ def request(batch=4, order="random", workers=0, seed=3):
     return BatchRequest(batch, 999, seed, order, workers)
 
 
-def test_a_batch_holds_the_samples_of_its_ids_between_minus_one_and_one():
+def test_batch_holds_the_samples_of_its_ids():
     with samples(100).batches(request(8)) as batches:
         batch = next(batches)
     assert batch.data.dtype == torch.float32
@@ -40,7 +42,7 @@ def test_a_batch_holds_the_samples_of_its_ids_between_minus_one_and_one():
     assert ends.data.tolist() == [[-1.0], [0.0], [1.0]]
 
 
-def test_floats_pass_as_they_are():
+def test_floats_are_read_unchanged():
     data = np.array([[0.1, -0.7], [1.0, 0.3]], dtype=np.float64)
     assert (
         MemorySamples("floats", data).read(np.array([1, 0])).data.tolist()
@@ -48,7 +50,7 @@ def test_floats_pass_as_they_are():
     )
 
 
-def test_every_epoch_is_a_permutation_by_the_seed():
+def test_every_epoch_is_a_permutation():
     with samples().batches(request()) as batches:
         drawn = torch.cat([next(batches).sample_ids for _ in range(5)]).tolist()
     assert drawn == [*permutation(10, 3, 0).tolist(), *permutation(10, 3, 1).tolist()]
@@ -57,7 +59,7 @@ def test_every_epoch_is_a_permutation_by_the_seed():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_run_reads_what_an_uninterrupted_one_reads(workers):
+def test_resumed_batches_continue(workers):
     with samples().batches(request(3)) as batches:
         whole = [next(batches) for _ in range(12)]
     with samples().batches(request(3, workers=workers)) as batches:
@@ -79,20 +81,20 @@ def test_a_resumed_run_reads_what_an_uninterrupted_one_reads(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_rank_draws_its_places_of_a_step(workers):
+def test_shard_reads_the_batches_of_its_rank(workers):
     with samples().batches(request(3)) as batches:
         whole = [next(batches).sample_ids.tolist() for _ in range(12)]
     with samples().batches(request(3, workers=workers)) as mine:
         assert isinstance(mine, Batches)
         assert isinstance(mine, ShardableBatches)
-        for step in range(3):  # four places a step, of which rank 1 of 2 has 1 and 3
+        for step in range(3):  # rank 1 of 2 has batches 1 and 3 of the four of each step
             mine.shard(1, 2, 4)
             for place in (1, 3):
                 mine.skip(1)
                 assert next(mine).sample_ids.tolist() == whole[4 * step + place]
 
 
-def test_rows_of_the_sequential_order_read_on():
+def test_sequential_rows_continue():
     with samples().batches(request(3, "sequential")) as batches:
         assert [next(batches).sample_ids.tolist() for _ in range(4)] == [
             [0, 3, 6],
@@ -104,13 +106,13 @@ def test_rows_of_the_sequential_order_read_on():
         samples().batches(request(11, "sequential"))
 
 
-def test_an_evaluation_takes_every_sample_once_and_a_short_one_is_spread():
+def test_evaluation_reads_every_sample_once():
     whole = [batch.sample_ids.tolist() for batch in samples().in_order(4, None)]
     assert whole == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [batch.sample_ids.tolist() for batch in samples().in_order(2, 2)] == [[0, 2], [5, 7]]
 
 
-def test_a_digest_is_of_all_that_is_in_the_samples():
+def test_digest_depends_on_all_content():
     first = samples()
     assert first.digest() == samples(name="others").digest()
     changed = samples()
@@ -122,7 +124,7 @@ def test_a_digest_is_of_all_that_is_in_the_samples():
     assert len(digests) == 5
 
 
-def test_arrays_that_do_not_fit_are_refused():
+def test_samples_refuse_arrays_that_do_not_fit():
     with pytest.raises(DataError, match="empty: there is not one sample"):
         MemorySamples("empty", np.zeros((0, 1, 2, 2), dtype=np.uint8), levels=255)
     with pytest.raises(DataError, match="few: 2 samples, and 3 of labels"):
@@ -133,10 +135,10 @@ def test_arrays_that_do_not_fit_are_refused():
 
 def source(**changes):
     parts = {"train": samples(12, "training"), "validation": samples(7, "held out")} | changes
-    return LabelledSource("pictures", ("a", "b", "c"), **parts)
+    return LabelledSource(**({"name": "pictures", "classes": ("a", "b", "c")} | parts))
 
 
-def test_a_source_says_what_it_is():
+def test_labelled_source_properties():
     found = source()
     assert isinstance(found, DataSource)
     assert baselines(found, 1)
@@ -152,20 +154,17 @@ def test_a_source_says_what_it_is():
     assert found.baselines(1)["class_entropy"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_fingerprint_is_of_both_parts_and_the_classes():
-    renamed = LabelledSource("pictures", ("a", "b", "d"), samples(12), samples(7))
+def test_fingerprint_depends_on_parts_and_classes():
+    renamed = source(classes=("a", "b", "d"))
     found = {
         each.fingerprint()
         for each in (source(), renamed, source(train=samples(13)), source(validation=samples(8)))
     }
     assert len(found) == 4
-    assert (
-        source().fingerprint()
-        == LabelledSource("x", ("a", "b", "c"), samples(12), samples(7)).fingerprint()
-    )
+    assert source().fingerprint() == source(name="x").fingerprint()
 
 
-def test_wrong_labels_and_unequal_shapes_are_refused():
+def test_source_refuses_wrong_labels_and_shapes():
     with pytest.raises(DataError, match="held out: label 3 of sample 3 is none of the 3 classes"):
         source(validation=samples(7, "held out", classes=4))
     other = MemorySamples(
@@ -173,12 +172,12 @@ def test_wrong_labels_and_unequal_shapes_are_refused():
     )
     with pytest.raises(
         DataError,
-        match=r"held out: samples of \[3, 2, 2\], and those of training are of \[1, 2, 2\]",
+        match=r"held out: samples are of \[3, 2, 2\], and those of training are of \[1, 2, 2\]",
     ):
         source(validation=other)
 
 
-def test_a_split_takes_the_same_share_of_each_class_and_leaves_no_class_without_training_samples():
+def test_split_takes_a_share_of_each_class():
     labels = np.array([0] * 50 + [1] * 10 + [2] * 1 + [3] * 4)
     kept, taken = split_by_class(labels, 0.2, seed=0)
     assert sorted([*kept, *taken]) == list(range(65))

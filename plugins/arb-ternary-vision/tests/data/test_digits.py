@@ -1,3 +1,5 @@
+"""The data source ``digits``."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -7,14 +9,14 @@ from arb_ternary_vision.data.digits import DigitsConfig, build
 
 
 def rows(samples):
-    """Each image with its label, as bytes that can be compared."""
+    """Return each image with its label as bytes, which can be sorted."""
     return [
         image.tobytes() + bytes([label])
         for image, label in zip(samples.data, samples.extras["labels"], strict=True)
     ]
 
 
-def test_the_parts_are_the_whole_set_and_share_no_image():
+def test_parts_are_the_whole_set():
     found = build(DigitsConfig())
     raw = load_digits()
     whole = [
@@ -29,16 +31,16 @@ def test_the_parts_are_the_whole_set_and_share_no_image():
     assert found.train.data.max() == 16
 
 
-def test_every_digit_is_held_out_by_a_fifth_and_the_split_never_moves():
+def test_split_is_fixed():
     found = build(DigitsConfig())
     raw = load_digits()
     held = np.bincount(found.validation.extras["labels"])
     assert held.tolist() == [round(count / 5) for count in np.bincount(raw.target)]
-    # As it was released: accuracies measured with another split cannot be compared.
+    # Accuracies that were measured with another split could not be compared.
     assert found.fingerprint() == "015f73266b81f4e5f36c002b9063af7026c06de2cd61683d6f37976e8e16ecff"
 
 
-def test_tuning_sees_training_images_only():
+def test_tuning_uses_training_images_only():
     found = build(DigitsConfig())
     tuning = build(DigitsConfig(tuning=True))
     assert sorted(rows(tuning.train) + rows(tuning.validation)) == sorted(rows(found.train))

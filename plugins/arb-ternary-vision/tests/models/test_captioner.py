@@ -1,4 +1,4 @@
-"""The captioner: what a character may see, a cache against whole texts, and what it is made of."""
+"""The captioner: what a character sees, cached against whole texts, purity."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_a_pure_captioner_has_no_float_and_every_layer_votes(options: dict[str, Any]) -> None:
+def test_pure_captioner_votes_in_every_layer(options: dict[str, Any]) -> None:
     model = captioner(**options)
     logits = model(texts(16), images=images(16))
     assert logits.shape == (16, 5, VOCABULARY)
@@ -71,7 +71,7 @@ def test_a_pure_captioner_has_no_float_and_every_layer_votes(options: dict[str, 
     )
 
 
-def test_a_character_sees_the_image_and_what_is_before_it_alone() -> None:
+def test_character_sees_the_image_and_earlier_characters() -> None:
     model = captioner(**FLOAT)
     before = texts()
     after = texts()
@@ -83,14 +83,12 @@ def test_a_character_sees_the_image_and_what_is_before_it_alone() -> None:
     other = images()
     other[:, :, 3, 3] += 0.5
     assert not torch.allclose(model(before, images=other)[:, 0], whole[:, 0])
-    # What patches become does not depend on the text behind them: otherwise no cache could hold
-    # them.
+    # A cache can hold the patches only if they do not depend on the text behind them.
     states = model.image_states(images())
     assert torch.equal(states, model.image_states(images()))
 
 
-def test_the_last_patch_is_seen_by_the_first_as_the_first_is_by_the_last() -> None:
-    """Patches see each other in the blocks of the text too."""
+def test_patches_see_each_other_in_text_blocks() -> None:
     model = captioner(image_layers=0, **FLOAT)
     states = model.image_states(images())
     moved = states.clone()
@@ -100,7 +98,7 @@ def test_the_last_patch_is_seen_by_the_first_as_the_first_is_by_the_last() -> No
 
 
 @pytest.mark.parametrize("options", [*VARIANTS, FLOAT])
-def test_character_by_character_through_a_cache_gives_the_logits_of_the_whole(
+def test_cached_logits_are_those_of_the_whole_text(
     options: dict[str, Any],
 ) -> None:
     model = captioner(**options).eval()
@@ -112,7 +110,7 @@ def test_character_by_character_through_a_cache_gives_the_logits_of_the_whole(
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=2**-22, atol=2**-22)
 
 
-def test_the_likeliest_text_is_what_is_likeliest_character_by_character() -> None:
+def test_write_at_temperature_zero_is_greedy() -> None:
     model = captioner().eval()
     expected = []
     with torch.no_grad():
@@ -124,9 +122,7 @@ def test_the_likeliest_text_is_what_is_likeliest_character_by_character() -> Non
     assert model.write(images(8), 3) == expected
 
 
-def test_texts_that_are_drawn_are_the_same_for_the_same_seed_and_as_likely_as_the_model_says() -> (
-    None
-):
+def test_drawn_texts_have_the_model_distribution() -> None:
     model = captioner().eval()
     many = images(1).expand(600, 1, 4, 4)
     first = model.write(many, 3, temperature=2.0, seed=5)
@@ -141,13 +137,13 @@ def test_texts_that_are_drawn_are_the_same_for_the_same_seed_and_as_likely_as_th
             assert abs(found - float(share[token])) < 5 * (0.25 / 600) ** 0.5
 
 
-def test_what_it_cannot_do_is_refused() -> None:
+def test_captioner_refuses_what_it_cannot_do() -> None:
     model = captioner()
     cache = model.new_cache(images())
     model(texts(), cache=cache)
     for arguments, message in (
         ({"tokens_BS": texts()}, "there is none"),
-        ({"tokens_BS": texts(), "images": images(), "cache": cache}, "has seen them already"),
+        ({"tokens_BS": texts(), "images": images(), "cache": cache}, "holds images already"),
         ({"tokens_BS": texts(3, 7), "images": images()}, "7 characters exceeds max_length, 6"),
         ({"tokens_BS": texts(), "images": torch.zeros(3, 1, 8, 8)}, "the model's channels is 1"),
     ):

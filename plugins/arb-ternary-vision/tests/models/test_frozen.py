@@ -1,6 +1,4 @@
-"""A vision transformer of which a part is frozen by pattern: that part keeps its bits, the rest
-learns.
-"""
+"""A vision transformer with parts that are frozen by pattern."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 
-def test_frozen_blocks_keep_their_bits_and_the_head_learns(tmp_path: Path) -> None:
+def test_frozen_blocks_keep_their_bits(tmp_path: Path) -> None:
     path = tmp_path / "frozen.yaml"
     phase = {
         "name": "standard",

@@ -1,4 +1,4 @@
-"""Models of images: what their layers compute, restated by hand, and what a pure one is made of."""
+"""The models ``vit`` and ``convnet``: their computation restated by hand, and purity."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def loss_of(model: nn.Module, count: int = 8) -> Tensor:
     return F.cross_entropy(model(images(model, count)), torch.arange(count) % CLASSES)
 
 
-# --- what is computed
+# --- computation
 
 
 def normed(x: Tensor, gain: Tensor) -> Tensor:
     return x / (x.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * gain
 
 
-def test_a_float_vit_is_what_it_is_by_hand() -> None:
+def test_float_vit_matches_computation_by_hand() -> None:
     model = vit(positions="both", **FLOAT)
     model.set_dtype(torch.float64)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_a_float_vit_is_what_it_is_by_hand() -> None:
     torch.testing.assert_close(model(x).detach(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_float_convnet_is_what_it_is_by_hand() -> None:
+def test_float_convnet_matches_computation_by_hand() -> None:
     model = convnet(stages=2, **FLOAT)
     model.set_dtype(torch.float64)
     w = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -148,10 +148,7 @@ def test_a_float_convnet_is_what_it_is_by_hand() -> None:
     torch.testing.assert_close(model(x).detach(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_where_places_have_no_vectors_and_nothing_turns_patches_may_change_places() -> None:
-    """What `positions` adds is all that a model knows of places: the mean of a set is left without
-    it.
-    """
+def test_vit_without_positions_ignores_the_order_of_patches() -> None:
     model = vit(positions="learned", **FLOAT)
     assert isinstance(model.embedding.places, nn.Embedding)
     nn.init.zeros_(model.embedding.places.weight)
@@ -161,14 +158,12 @@ def test_where_places_have_no_vectors_and_nothing_turns_patches_may_change_place
     assert not torch.allclose(turning(x), turning(x.roll(2, dims=3)), atol=1e-3)
 
 
-# --- what it is made of
+# --- parts
 
 
 @every_model
 @pytest.mark.parametrize("gradients", ["float", "int8"])
-def test_a_pure_model_has_no_float_parameter_and_buffer_and_every_layer_votes(
-    make: Callable[..., nn.Module], gradients: str
-) -> None:
+def test_pure_model_votes_in_every_layer(make: Callable[..., nn.Module], gradients: str) -> None:
     model = make(gradients=gradients)
     loss = loss_of(model)
     loss.backward()
@@ -182,7 +177,7 @@ def test_a_pure_model_has_no_float_parameter_and_buffer_and_every_layer_votes(
 
 @pytest.mark.parametrize("make", [vit, convnet])
 @pytest.mark.parametrize("part", FLOAT_PARTS)
-def test_each_float_part_takes_over_its_own_weights_and_no_others(
+def test_float_part_replaces_its_own_weights_only(
     make: Callable[..., nn.Module], part: str
 ) -> None:
     pure = make(learned_norms=True)
@@ -194,7 +189,7 @@ def test_each_float_part_takes_over_its_own_weights_and_no_others(
         "linears": lambda name: name.startswith("blocks.") and "norm" not in name,
     }[part]
     before, after = ({name for name, _ in ternary_modules(model)} for model in (pure, mixed))
-    # A norm between two convolutions is called by its place in their sequence.
+    # A norm between two convolutions is named by its index in their sequence.
     before, after = (
         {name.replace(".0.norm", ".norm").replace("1.0", "norm") for name in names}
         for names in (before, after)
@@ -205,13 +200,13 @@ def test_each_float_part_takes_over_its_own_weights_and_no_others(
 
 
 @pytest.mark.parametrize("config", [VitConfig, ConvnetConfig])
-def test_what_is_planned_of_a_float_model_is_float(config: Any) -> None:
+def test_plan_of_a_float_model_is_float(config: Any) -> None:
     assert config(**FLOAT).planned().kinds == {"float"}
     assert config().planned().kinds == {"ternary"}
 
 
 @pytest.mark.parametrize("make", [vit, convnet])
-def test_recomputed_activations_give_the_same_votes(make: Callable[..., nn.Module]) -> None:
+def test_activation_checkpointing_gives_the_same_votes(make: Callable[..., nn.Module]) -> None:
     votes = []
     for recompute in (False, True):
         model: Any = make()
@@ -222,14 +217,14 @@ def test_recomputed_activations_give_the_same_votes(make: Callable[..., nn.Modul
 
 
 @pytest.mark.parametrize("make", [vit, convnet])
-def test_a_model_computes_in_the_dtype_that_it_is_told(make: Callable[..., nn.Module]) -> None:
+def test_set_dtype(make: Callable[..., nn.Module]) -> None:
     model: Any = make()
     model.set_dtype(torch.bfloat16)
     assert model(images(model)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("make", [vit, convnet])
-def test_a_zero_residual_is_the_identity_at_birth(make: Callable[..., nn.Module]) -> None:
+def test_zero_residual_starts_as_the_identity(make: Callable[..., nn.Module]) -> None:
     model: Any = make(zero_residual=True, **({"stages": 1} if make is convnet else {}))
     first = model.embedding(images(model))
     x = first
@@ -238,11 +233,11 @@ def test_a_zero_residual_is_the_identity_at_birth(make: Callable[..., nn.Module]
     assert torch.equal(x, first)
 
 
-# --- what is refused
+# --- faults
 
 
 @pytest.mark.parametrize("make", [vit, convnet])
-def test_images_of_another_shape_are_refused_with_the_options_that_say_so(
+def test_models_refuse_images_of_another_shape(
     make: Callable[..., nn.Module],
 ) -> None:
     model = make()
@@ -276,9 +271,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("config", "changed", "message"), REFUSED)
-def test_options_that_cannot_be_are_refused(
-    config: Any, changed: dict[str, Any], message: str
-) -> None:
+def test_configs_refuse_contradictions(config: Any, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message.split("'")[1]) as caught:
         config(**changed)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""The generator ``caption``: texts about held-out images of a run, or about files."""
+"""The generator ``caption``: write texts about files, or about held-out images of a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from arb_ternary.cli.options import plugin_files
 from arb_ternary.cli.output import print_table
 from arb_ternary.errors import UsageProblem
+from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
+from arb_ternary_vision.cli.images import (
+    check_invert,
+    held_out_batches,
+    invert_option,
+    read_images,
+    write_sheet,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,40 +31,37 @@ if TYPE_CHECKING:
 @click.option(
     "--count",
     type=click.IntRange(min=1),
-    help="Held-out images, where no FILES are named; default: all of them.",
+    help="Number of held-out images to use if no FILES are named; default: all.",
 )
 @click.option(
     "--show",
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="Held-out images in the table.",
+    help="Number of held-out images in the table and on the sheet.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="A sheet of those (.png, .svg, .pdf)."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Draw a sheet of the images (.png, .svg, .pdf).",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0.0),
     default=0.0,
     show_default=True,
-    help="0 = the likeliest.",
+    help="0 = always the most likely character.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the draws.",
 )
-@click.option(
-    "--invert",
-    is_flag=True,
-    help="Exchange black and white in FILES; digits are light strokes on black.",
-)
-@click.option(
-    "--backend",
-    metavar="NAME",
-    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
-)
-@click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
-@plugin_files
+@invert_option
+@load_options
 def caption(
     run: Path,
     files: tuple[Path, ...],
@@ -70,63 +74,66 @@ def caption(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Write a text about each of FILES, or of the held-out images of the data of RUN, with its
-    model.
+    """Write a text about each of FILES with the model of RUN.
+
+    RUN is a run directory or a checkpoint. Without FILES, texts are about held-out images of the
+    run's data.
     """
     wait_passively()
     from arb_ternary_train.restore import load_run
-    from arb_ternary_vision.cli.classify import images_in
 
-    if invert and not files:
-        raise UsageProblem(
-            "--invert: held-out images are as the model knows them", "Name files, or leave it out."
-        )
+    check_invert(invert, files)
     trained = load_run(run, backend=backend, device=device)
-    images, wanted = (
-        (images_in(trained, files, invert).data, []) if files else held_out_images(trained, count)
-    )
-    texts = written(trained, images, temperature=temperature, seed=seed)
+    correct: list[bool | None]
     if files:
-        print_table(
-            ("image", "text"), [(str(file), text) for file, text in zip(files, texts, strict=True)]
-        )
+        images = read_images(trained, files, invert).data
+        texts = write_texts(trained, images, temperature=temperature, seed=seed)
+        print_table(("image", "text"), list(zip(map(str, files), texts, strict=True)))
+        shown = len(files)
+        correct = [None] * shown
     else:
-        shown = list(zip(texts, wanted, strict=True))[:show]
+        images, expected = held_out_images(trained, count)
+        texts = write_texts(trained, images, temperature=temperature, seed=seed)
+        pairs = list(zip(texts, expected, strict=True))
+        shown = min(show, len(pairs))
         if shown:
-            print_table(("written", "right"), shown)
-        right = sum(text == other for text, other in zip(texts, wanted, strict=True))
-        click.echo(f"{right} of {len(texts)} texts are exact ({right / len(texts):.2%})")
+            print_table(("written", "right"), pairs[:shown])
+        correct = [text == right for text, right in pairs]
+        exact = correct.count(True)
+        click.echo(f"{exact} of {len(texts)} texts are exact ({exact / len(texts):.2%})")
     if output is not None:
-        _draw(images, texts, wanted, len(texts) if files else show, output)
-        click.echo(output)
+        if not shown:
+            raise UsageProblem(f"{output}: there is no image to draw", "Set --show above 0.")
+        write_sheet(output, images[:shown], texts[:shown], correct[:shown])
 
 
 def held_out_images(trained: TrainedRun, count: int | None) -> tuple[Tensor, list[str]]:
-    """Held-out images ``[B, C, H, W]``, and the text of each: ``count`` of them spread over all;
-    None: all.
+    """Return ``count`` held-out images ``[B, C, H, W]``, and the text of each; None = all.
 
     Raises:
         UsageProblem: the run's data has no texts.
     """
     import torch
 
-    from arb_ternary_vision.data.captioned import CaptionedSource
     from arb_ternary_vision.data.source import LABELS
 
-    data = trained.config.data.build()
-    if not isinstance(data, CaptionedSource):
+    captions = trained.directory.attachments().get("captions")
+    if captions is None:
         raise UsageProblem(
-            f"{trained.directory.path}: its data {trained.config.data.name!r} has no texts of "
+            f"{trained.directory.path}: its data {trained.config.data.name!r} has no texts about "
             f"images"
         )
-    batches = list(data.held_out(64, 1, None) if count is None else data.held_out(count, 1, 1))
+    batches = list(held_out_batches(trained, count))
     labels = torch.cat([batch.extras[LABELS] for batch in batches]).tolist()
-    return torch.cat([batch.data for batch in batches]), [data.captions[label] for label in labels]
+    images = torch.cat([batch.data for batch in batches])
+    return images, [captions[label] for label in labels]
 
 
-def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: int) -> list[str]:
-    """The text about each of ``images [B, C, H, W]``; UsageProblem: the run's model writes
-    nothing.
+def write_texts(trained: TrainedRun, images: Tensor, *, temperature: float, seed: int) -> list[str]:
+    """Return the text about each of ``images [B, C, H, W]``.
+
+    Raises:
+        UsageProblem: the model of the run does not write texts.
     """
     import torch
 
@@ -139,31 +146,16 @@ def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: in
     attached = trained.directory.attachments()
     if not isinstance(model, Captioner) or "tokenizer" not in attached:
         raise UsageProblem(
-            f"{trained.directory.path}: the model {trained.config.model.name!r} writes nothing"
+            f"{trained.directory.path}: the model {trained.config.model.name!r} does not write "
+            f"texts about images"
         )
     tokenizer = from_json(attached["tokenizer"])
     (end,) = tokenizer.encode(END)
     texts: list[str] = []
     with evaluation_mode(model):
-        for number, some in enumerate(torch.split(images, 64)):
+        for number, chunk in enumerate(torch.split(images, 64)):
             ids = model.write(
-                some.to(trained.device), end, temperature=temperature, seed=seed + number
+                chunk.to(trained.device), end, temperature=temperature, seed=seed + number
             )
             texts += [tokenizer.decode(each) for each in ids]
     return texts
-
-
-def _draw(images: Tensor, texts: list[str], wanted: list[str], count: int, output: Path) -> None:
-    from arb_ternary_vision.pictures import draw_sheet, save_figure
-
-    right = (
-        [text == other for text, other in zip(texts, wanted, strict=True)]
-        if wanted
-        else [None] * len(texts)
-    )
-    if not count:
-        raise UsageProblem(f"{output}: there is no image to draw", "--show says how many.")
-    save_figure(
-        draw_sheet(images[:count].numpy(), texts[:count], right[:count], "what the model writes"),
-        output,
-    )

@@ -1,6 +1,6 @@
 """Samples in memory, read by index: their batches in training and in evaluation.
 
-A sample's place among the samples is its identity, in every epoch and in both orders.
+The index of a sample is its identity, in every epoch and in both orders.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from arb_ternary_text.data.sampler import Sampler
 
 @attrs.frozen(eq=False)
 class MemorySamples:
-    """Arrays of equally many samples; what is stored narrow is widened batch by batch.
+    """Arrays of equal length; narrow dtypes are widened batch by batch.
 
     Attributes:
-        name: what error messages call the samples.
-        data: ``[N, ...]``: integers of ``levels``, or floats, which pass as float32.
-        extras: further arrays ``[N, ...]`` by name, as ``Batch.extras`` will hold them.
-        levels: the largest value of integers, which become float32 in [-1, 1]: 0 is -1 and
+        name: name of the samples in error messages.
+        data: ``[N, ...]``: integers from 0 to ``levels``, or floats, which are read as float32.
+        extras: further arrays ``[N, ...]`` by name, which go to ``Batch.extras``.
+        levels: the largest value of integers, which are read as float32 in [-1, 1]: 0 is -1 and
             ``levels`` is 1. None: ``data`` are floats in their final range already.
 
     Raises:
@@ -58,26 +58,25 @@ class MemorySamples:
         return len(self.data)
 
     def read(self, indices_B: NDArray[np.int64]) -> Batch:
-        """The batch of the samples ``indices_B``: data float32 ``[B, ...]``, the indices as sample
-        ids.
-        """
+        """Return samples as a batch: data float32 ``[B, ...]``, the indices as sample ids."""
         data = torch.from_numpy(self.data[indices_B]).to(torch.float32)
         if self.levels is not None:
             data = data.div_(self.levels / 2).sub_(1)
         extras = {name: torch.from_numpy(array[indices_B]) for name, array in self.extras.items()}
         return Batch(data, torch.from_numpy(indices_B.copy()), extras)
 
-    def at(self, indices: NDArray[np.int64], name: str) -> Self:
-        """The samples ``indices``, in that order, under another name."""
+    def take(self, indices: NDArray[np.int64], name: str) -> Self:
+        """Return the samples at ``indices``, in that order, under another name."""
         extras = {key: array[indices] for key, array in self.extras.items()}
         return attrs.evolve(self, name=name, data=self.data[indices], extras=extras)
 
     def batches(self, request: BatchRequest) -> SampledBatches:
-        """Endless batches; a permutation an epoch in random order. ``request.block_size`` means
-        nothing here.
+        """Return endless batches; in random order each epoch is one permutation.
+
+        ``request.block_size`` is ignored.
 
         Raises:
-            DataError: the sequential order, and fewer samples than rows.
+            DataError: the order is sequential and there are fewer samples than rows.
         """
         sampler = Sampler(len(self), request.batch_size, request.seed, request.order, self.name)
         return SampledBatches(
@@ -85,15 +84,15 @@ class MemorySamples:
         )
 
     def in_order(self, batch_size: int, limit: int | None) -> Iterator[Batch]:
-        """All samples once, the last batch perhaps smaller; of at most ``limit`` batches, spread
-        evenly over all.
+        """Yield all samples once; the last batch may be smaller.
+
+        With a ``limit`` there are at most that many batches, spread evenly over all samples.
         """
-        return (
-            self.read(indices_B) for indices_B in evaluation_indices(len(self), batch_size, limit)
-        )
+        indices = evaluation_indices(len(self), batch_size, limit)
+        return (self.read(indices_B) for indices_B in indices)
 
     def digest(self) -> str:
-        """SHA-256 in hexadecimal of everything in the samples; the name does not count."""
+        """Return the SHA-256 in hexadecimal of everything in the samples except the name."""
         hasher = hashlib.sha256(repr(self.levels).encode())
         for name, array in [("", self.data), *sorted(self.extras.items())]:
             hasher.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())

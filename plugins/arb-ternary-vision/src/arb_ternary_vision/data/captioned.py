@@ -1,11 +1,11 @@
-"""Labelled images with a text each, to learn to write it."""
+"""The data source ``captioned``: labelled images, each with a text that a model learns to write."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
 import numpy as np
@@ -13,25 +13,22 @@ import numpy as np
 from arb_ternary.config.choice import DataChoice
 from arb_ternary.config.options import default_choice, option
 from arb_ternary.errors import ConfigError
-from arb_ternary.protocols.data import Batch, BatchRequest
 from arb_ternary_text.data.tokenizers import CharacterTokenizer
-from arb_ternary_vision.data.source import LABELS, LabelledSource
+from arb_ternary_vision.data.source import LABELS, ImageSource, LabelledSource
 
 if TYPE_CHECKING:
-    from arb_ternary_text.data.loader import SampledBatches
     from arb_ternary_vision.data.batches import MemorySamples
 
-#: Where batches have their texts: ``Batch.extras[CAPTIONS]``, int64 ``[B, S + 1]``.
-CAPTIONS = "captions"
-#: Begins and ends every text, and fills up the shorter ones.
-END = "\n"
+#: Key of the texts in a batch: ``Batch.extras[CAPTIONS]``, int64 ``[B, S + 1]``.
+CAPTIONS: Final = "captions"
+#: The character that begins and ends every text and fills up the shorter ones.
+END: Final = "\n"
 
 
 @attrs.frozen(kw_only=True)
 class CaptionedConfig:
     """Options of the data source ``captioned``."""
 
-    #: See ``arb_ternary_train.protocols.SizedSamples``.
     sized_samples: ClassVar[bool] = True
 
     images: DataChoice = default_choice("digits", "labelled images: digits, images or image_arrays")
@@ -40,13 +37,13 @@ class CaptionedConfig:
     )
 
 
-@attrs.frozen(eq=False)
-class CaptionedSource:
-    """The images of a labelled source, and the text of the class of each, written in characters.
+@attrs.frozen(eq=False, kw_only=True)
+class CaptionedSource(ImageSource):
+    """The images of a labelled source, each with the text of its class as characters.
 
-    ``Batch.extras`` has, beside the labels, int64 ``[B, S + 1]`` under ``captions``: a text between
-    two ends, filled up with ends. Of each image ``S`` characters are asked for; a masking strategy
-    leaves the filling out.
+    ``Batch.extras`` holds, besides the labels, int64 ``[B, S + 1]`` under ``captions``: a text
+    between two ends, filled up with ends. ``S`` characters are predicted per image; a masking
+    strategy leaves out the filling.
 
     Attributes:
         images: the labelled source.
@@ -57,24 +54,8 @@ class CaptionedSource:
     images: LabelledSource
     captions: tuple[str, ...]
     tokenizer: CharacterTokenizer
-    train: MemorySamples = attrs.field(init=False)
-    validation: MemorySamples = attrs.field(init=False)
 
     prediction_noun = "character"
-
-    def __attrs_post_init__(self) -> None:
-        length = self.predictions_per_sample + 1
-        texts = [self.tokenizer.encode((END + text).ljust(length, END)) for text in self.captions]
-        written = np.array(texts, dtype=np.int64)
-        for part in ("train", "validation"):
-            samples: MemorySamples = getattr(self.images, part)
-            extras = {**samples.extras, CAPTIONS: written[samples.extras[LABELS]]}
-            object.__setattr__(self, part, attrs.evolve(samples, extras=extras))
-
-    @property
-    def name(self) -> str:
-        """That of the labelled source, with its texts."""
-        return f"{self.images.name}, captioned"
 
     @property
     def predictions_per_sample(self) -> int:
@@ -86,31 +67,13 @@ class CaptionedSource:
         """Number of characters."""
         return self.tokenizer.vocabulary_size
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """``(C, H, W)`` of every image."""
-        return self.images.image_shape
-
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of images, labels and texts."""
-        return hashlib.sha256(
-            f"{self.images.fingerprint()}\n{json.dumps(self.captions)}".encode()
-        ).hexdigest()
-
-    def batches(self, request: BatchRequest) -> SampledBatches:
-        """Training samples; ``request.block_size`` means nothing here."""
-        return self.train.batches(request)
-
-    def samples_per_epoch(self, block_size: int) -> int:
-        """Training images."""
-        return len(self.train)
-
-    def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
-        """Held-out samples, each once."""
-        return self.validation.in_order(batch_size, limit)
+        """Return the SHA-256 in hexadecimal of images, labels and texts."""
+        content = f"{self.images.fingerprint()}\n{json.dumps(self.captions)}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def attachments(self) -> Mapping[str, Any]:
-        """Those of the images, the texts, and the tokenizer of their characters."""
+        """Return the attachments of the images, the texts, and the tokenizer."""
         return {
             **self.images.attachments(),
             "captions": list(self.captions),
@@ -119,11 +82,11 @@ class CaptionedSource:
 
 
 def build(config: CaptionedConfig) -> CaptionedSource:
-    """The data source of ``config``.
+    """Build the data source of ``config``.
 
     Raises:
-        ConfigError: the images have no labels, there are more or fewer texts than classes, or one
-            has the character that ends texts.
+        ConfigError: the images have no labels, the number of texts is not that of the classes, or a
+            text has the character that ends texts.
     """
     images = config.images.build()
     if not isinstance(images, LabelledSource):
@@ -136,8 +99,31 @@ def build(config: CaptionedConfig) -> CaptionedSource:
         raise ConfigError(
             f"data.captions: {len(captions)} texts, and {config.images.name!r} has "
             f"{len(images.classes)} classes: {', '.join(images.classes)}",
-            "Give one for each, in this order.",
+            "Give one text per class, in this order.",
         )
-    if wrong := [text for text in captions if END in text]:
-        raise ConfigError(f"data.captions: {wrong[0]!r} has a line break, which ends a text")
-    return CaptionedSource(images, captions, CharacterTokenizer.from_text(END + "".join(captions)))
+    for text in captions:
+        if END in text:
+            raise ConfigError(f"data.captions: {text!r} has a line break, which ends a text")
+    return add_captions(images, captions)
+
+
+def add_captions(images: LabelledSource, captions: tuple[str, ...]) -> CaptionedSource:
+    """Return the source of ``images`` and the text of each class."""
+    tokenizer = CharacterTokenizer.from_text(END + "".join(captions))
+    # Two ends more than the longest text: one before it and one after it.
+    length = max(map(len, captions)) + 2
+    texts = [tokenizer.encode((END + text).ljust(length, END)) for text in captions]
+    ids = np.array(texts, dtype=np.int64)
+
+    def with_captions(samples: MemorySamples) -> MemorySamples:
+        extras = {**samples.extras, CAPTIONS: ids[samples.extras[LABELS]]}
+        return attrs.evolve(samples, extras=extras)
+
+    return CaptionedSource(
+        name=f"{images.name}, captioned",
+        train=with_captions(images.train),
+        validation=with_captions(images.validation),
+        images=images,
+        captions=captions,
+        tokenizer=tokenizer,
+    )

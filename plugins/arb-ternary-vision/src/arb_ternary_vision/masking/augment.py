@@ -1,9 +1,13 @@
-"""Changes of images in training. All that is drawn is a hash of a number a batch and of the
-sample's identity.
+"""Random changes of images in training.
 
-The same image in another row of the batch is changed alike, and no generator of the process is
-touched. kornia moves the pixels; torchvision would do as well, but its wheel on the package index
-does not load beside a CPU build of torch.
+Everything that is drawn is a hash of one number per batch and of the sample's identity. The same
+image is therefore changed alike in any row of the batch, and no generator of the process is used.
+
+kornia moves the pixels. torchvision could do it as well, but its wheel on the package index does
+not load with a CPU build of torch.
+
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` rows and columns of pixels, ``D`` random
+numbers.
 """
 
 from __future__ import annotations
@@ -18,58 +22,60 @@ from torch import Tensor
 from arb_ternary.counters.hashing import counter_hash_rows, uniform_
 from arb_ternary_vision.masking.config import Augmentation, Change
 
-# : Random numbers that a change draws for an image, beside those of noise: whether it is made, and
-# four for how.
+#: Random numbers that a change uses per image, besides those of noise: one decides whether it
+#: happens, four decide how.
 _DRAWS: Final = 5
-_OF_PLACE: Final = ("shift", "rotate", "scale", "shear", "flip")
+#: Changes of position and size.
+_AFFINE: Final = ("shift", "rotate", "scale", "shear", "flip")
+_ERASURES: Final = ("erase", "erase_rows", "erase_columns")
 
 
-def augmented(
+def augment(
     images: Tensor, changes: Sequence[Augmentation], sample_ids: Tensor, salt: int
 ) -> Tensor:
-    """``images [B, C, H, W]``, float32 in [-1, 1], changed; others of the same shape, within [-1,
-    1].
+    """Return ``images`` changed: float32 ``[B, C, H, W]`` in [-1, 1] again.
 
-    What comes in from beyond an edge continues the edge; what is erased becomes 0, the grey between
-    black and white.
+    Pixels that come in from outside repeat the edge. Erased pixels become 0, the grey between black
+    and white.
 
     Args:
-        images: they are left alone.
-        changes: what is done, in order; those of place and size first, in one interpolation.
+        images: float32 ``[B, C, H, W]`` in [-1, 1]; they are not modified.
+        changes: applied in order, except that all changes of position and size come first, in one
+            interpolation.
         sample_ids: int64 ``[B]``.
-        salt: tells this batch's draws from those of other batches.
+        salt: makes this batch's draws different from those of other batches.
     """
     drawn = {
-        change.name: uniform_(counter_hash_rows(sample_ids, _DRAWS, salt, 0, place))
-        for place, change in enumerate(changes)
+        change.name: uniform_(counter_hash_rows(sample_ids, _DRAWS, salt, 0, index))
+        for index, change in enumerate(changes)
     }
-    out = _moved(images, [change for change in changes if change.name in _OF_PLACE], drawn)
-    for place, change in enumerate(changes):
+    out = warp(images, [change for change in changes if change.name in _AFFINE], drawn)
+    for index, change in enumerate(changes):
+        if change.name in _AFFINE:
+            continue
         draws_BD = drawn[change.name]
-        hit_B = draws_BD[:, 0] < change.share
-        if change.name.startswith("erase"):
-            out = out.masked_fill(
-                _erased(out.shape, change, draws_BD) & hit_B[:, None, None, None], 0.0
-            )
-        elif change.name not in _OF_PLACE:
-            changed = _shaded(out, change, draws_BD, sample_ids, salt, len(changes) + place)
-            out = torch.where(hit_B[:, None, None, None], changed.clamp(-1, 1), out)
+        changed_B111 = (draws_BD[:, 0] < change.share)[:, None, None, None]
+        if change.name in _ERASURES:
+            erased = erased_pixels(out.shape, change, draws_BD)
+            out = out.masked_fill(erased & changed_B111, 0.0)
+        else:
+            stream = len(changes) + index
+            shaded = _shade(out, change, draws_BD, sample_ids, salt, stream)
+            out = torch.where(changed_B111, shaded.clamp(-1, 1), out)
     return out
 
 
-def _moved(
-    images: Tensor, changes: Sequence[Augmentation], drawn: Mapping[Change, Tensor]
-) -> Tensor:
-    """Shifted, turned, scaled, sheared and mirrored, about the centre."""
+def warp(images: Tensor, changes: Sequence[Augmentation], drawn: Mapping[Change, Tensor]) -> Tensor:
+    """Shift, rotate, scale, shear and flip images about their centre."""
     if not changes:
         return images.clone()
     rows = len(images)
-    (height, width) = images.shape[2:]
+    height, width = images.shape[2:]
     centre = torch.tensor([(width - 1) / 2, (height - 1) / 2]).expand(rows, 2)
     whole = torch.eye(3).expand(rows, 3, 3)
     for change in changes:
         draws_BD = drawn[change.name]
-        amounts = (2 * draws_BD[:, 1:] - 1) * change.most
+        amounts = (2 * draws_BD[:, 1:] - 1) * change.largest
         shift = torch.zeros(rows, 2)
         scale = torch.ones(rows, 2)
         angle = torch.zeros(rows)
@@ -86,29 +92,28 @@ def _moved(
             case _:
                 scale = torch.tensor([-1.0, 1.0]).expand(rows, 2)
         step = get_affine_matrix2d(shift, centre, scale, angle, shear)
-        hit_B = draws_BD[:, 0] < change.share
-        whole = torch.where(hit_B[:, None, None], step, torch.eye(3)) @ whole
+        changed_B = draws_BD[:, 0] < change.share
+        whole = torch.where(changed_B[:, None, None], step, torch.eye(3)) @ whole
     return warp_affine(images, whole[:, :2], (height, width), padding_mode="border")
 
 
-def _erased(shape: torch.Size, change: Augmentation, draws_BD: Tensor) -> Tensor:
-    """Where a rectangle or a band of each image is erased, bool ``[B, 1, H, W]``."""
+def erased_pixels(shape: torch.Size, change: Augmentation, draws_BD: Tensor) -> Tensor:
+    """Return where a rectangle or a band of each image is erased, bool ``[B, 1, H, W]``."""
     height, width = shape[2:]
-    most = change.most
+    largest = change.largest
     size = draws_BD[:, 1]
     if change.name == "erase":
-        # A share of the area up to the most, between twice as wide as high and twice as high as
-        # wide.
-        area = size * most
+        # A share of the area up to the largest, and a ratio of height to width from 1/2 to 2.
+        area = size * largest
         ratio = torch.exp2(2 * draws_BD[:, 2] - 1)
         tall = (area * ratio).sqrt().clamp_max(1) * height
         wide = (area / ratio).sqrt().clamp_max(1) * width
     elif change.name == "erase_rows":
-        tall = size * most * height
+        tall = size * largest * height
         wide = torch.full_like(size, width)
     else:
         tall = torch.full_like(size, height)
-        wide = size * most * width
+        wide = size * largest * width
     top = draws_BD[:, 3] * (height - tall)
     left = draws_BD[:, 4] * (width - wide)
     y = torch.arange(height) + 0.5
@@ -118,7 +123,7 @@ def _erased(shape: torch.Size, change: Augmentation, draws_BD: Tensor) -> Tensor
     return (within_y[:, :, None] & within_x[:, None, :])[:, None]
 
 
-def _shaded(
+def _shade(
     images: Tensor,
     change: Augmentation,
     draws_BD: Tensor,
@@ -126,16 +131,16 @@ def _shaded(
     salt: int,
     stream: int,
 ) -> Tensor:
-    amount = ((2 * draws_BD[:, 1] - 1) * change.most)[:, None, None, None]
+    """Change brightness or contrast, or add noise; the result may exceed [-1, 1]."""
+    amount = ((2 * draws_BD[:, 1] - 1) * change.largest)[:, None, None, None]
     if change.name == "brightness":
         return images + amount
     if change.name == "contrast":
         mean = images.mean(dim=(1, 2, 3), keepdim=True)
         return mean + (images - mean) * (1 + amount)
     pixels = images[0].numel()
-    # Box and Muller (1958): two uniform numbers a normal one; 1 - u is never 0.
-    first, second = uniform_(counter_hash_rows(sample_ids, 2 * pixels, salt, 0, stream)).chunk(
-        2, dim=1
-    )
+    uniform = uniform_(counter_hash_rows(sample_ids, 2 * pixels, salt, 0, stream))
+    # Box and Muller (1958): two uniform numbers make a normal one; 1 - first is never 0.
+    first, second = uniform.chunk(2, dim=1)
     normal = (-2 * torch.log(1 - first)).sqrt() * torch.cos(2 * torch.pi * second)
-    return images + change.most * normal.view_as(images)
+    return images + change.largest * normal.view_as(images)

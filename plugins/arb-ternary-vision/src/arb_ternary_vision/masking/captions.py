@@ -1,6 +1,4 @@
-"""The masking strategy ``captions``: an image and the beginning of its text in, the next character
-out.
-"""
+"""The masking strategy ``captions``: predict the next character of the text about an image."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ from arb_ternary_vision.masking.labels import augmented_images
 
 
 class CaptionMasking:
-    """Characters are inputs and, one place on, targets; images are the model's argument ``images``.
+    """Inputs are characters and targets the next ones; the model gets ``images`` as an argument.
 
-    What fills up a text behind its end does not count. Images are augmented in training as with the
-    masking ``labels``.
+    What fills up a text after its end does not count in the loss. Images are augmented as with the
+    strategy ``labels``.
     """
 
     def __init__(self, config: LabelsConfig) -> None:
         self.config = config
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        """Ids int64 ``[B, S]`` twice, where they count, and ``images`` float32 ``[B, C, H, W]``.
+        """Return ids int64 ``[B, S]`` twice, which of them count, and the images.
 
         Raises:
             DataError: the batch has no texts.
@@ -40,19 +38,17 @@ class CaptionMasking:
         ids_BT = batch.extras[CAPTIONS]
         inputs_BS = ids_BT[:, :-1].clone()
         targets_BS = ids_BT[:, 1:].clone()
-        # A text begins with the id that ends it.
+        # A text begins with the id that ends it, so it lasts until that id comes a second time.
         ends_BS = inputs_BS == ids_BT[:, :1]
         counts_BS = ends_BS.cumsum(dim=1) == 1
         images = augmented_images(batch, self.config.augment, generator, context)
         return MaskedBatch(inputs_BS, targets_BS, counts_BS, arguments={"images": images})
 
     def scores(self, output: Tensor, batch: MaskedBatch) -> Mapping[str, Tensor]:
-        """``accuracy`` of each character, given those before it: 1 where the likeliest is right, 0
-        elsewhere.
-        """
+        """Return ``accuracy`` of each character, given those before: 1 if it is right, else 0."""
         return {"accuracy": (output.argmax(dim=-1) == batch.targets).float().flatten()}
 
 
 def build(config: LabelsConfig) -> CaptionMasking:
-    """The strategy of ``config``."""
+    """Build the strategy ``captions``."""
     return CaptionMasking(config)

@@ -1,13 +1,14 @@
-"""Options of the masking strategy ``labels`` and of the changes that it makes to images."""
+"""Options of the masking strategies ``labels`` and ``captions``, which may augment images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import attrs
 
-from arb_ternary.config.options import Rule, fraction, option, optional
+from arb_ternary.config.fields import unused_options
+from arb_ternary.config.options import Rule, fraction, option, optional, unless
 
 Change = Literal[
     "shift",
@@ -23,7 +24,7 @@ Change = Literal[
     "contrast",
 ]
 
-#: What ``amount`` is where it is null; a change that is not here has none.
+#: Default of ``amount``; a change that is missing here has no amount.
 _AMOUNTS: Final[Mapping[Change, float]] = {
     "shift": 0.1,
     "rotate": 10.0,
@@ -44,7 +45,7 @@ _amount: Final = Rule("greater than 0", lambda value: value > 0, {"exclusiveMini
 
 @attrs.frozen(kw_only=True)
 class Augmentation:
-    """One change of an image, drawn anew for every image and step."""
+    """One random change of an image, drawn again for every image and step."""
 
     name: Change = option(
         help="shift, rotate, scale, shear, flip (left and right), erase (a rectangle), erase_rows, "
@@ -52,32 +53,33 @@ class Augmentation:
     )
     amount: float | None = option(
         None,
-        "most that is changed: shift in sides of the image, rotate and shear in degrees, scale and "
-        "contrast as a share around 1, erased share of the area, or of the rows or columns, "
-        "standard deviation of noise and most of brightness where black is -1 and white 1; null = "
-        "0.1, rotate and shear 10, brightness and contrast 0.2",
+        "largest change: of shift in sides of the image; of rotate and shear in degrees; of scale "
+        "and contrast as a share around 1; of erase as a share of the area, rows or columns; of "
+        "noise the standard deviation and of brightness the largest difference, where black is -1 "
+        "and white 1; null = 0.1, for rotate and shear 10, for brightness and contrast 0.2",
         validator=optional(_amount),
+        active_when=unless("name", "flip", reason="a flip has no amount"),
     )
     chance: float | None = option(
         None,
-        "share of the images that are changed; null = all, of flip half",
+        "share of the images that are changed; null = all, for flip half",
         validator=optional(fraction),
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.name == "flip" and self.amount is not None:
-            raise ValueError("'amount' has no effect on flip, which is done or not; remove it")
-        if self.name in _SHARES and self.most >= 1:
+        for name, message in unused_options(self):
+            raise ValueError(f"'{name}' {message}")
+        if self.name in _SHARES and self.largest >= 1:
             raise ValueError(f"'amount' must be less than 1 for {self.name}, not {self.amount}")
 
     @property
-    def most(self) -> float:
-        """The amount that takes effect."""
-        return self.amount if self.amount is not None else _AMOUNTS.get(self.name, 0.0)
+    def largest(self) -> float:
+        """The largest change: ``amount``, or its default."""
+        return _AMOUNTS.get(self.name, 0.0) if self.amount is None else self.amount
 
     @property
     def share(self) -> float:
-        """The chance that takes effect."""
+        """The share of images that are changed: ``chance``, or its default."""
         if self.chance is not None:
             return self.chance
         return 0.5 if self.name == "flip" else 1.0
@@ -85,15 +87,19 @@ class Augmentation:
 
 @attrs.frozen(kw_only=True)
 class LabelsConfig:
-    """Options of the masking strategy ``labels``."""
+    """Options of the masking strategies ``labels`` and ``captions``."""
 
     augment: list[Augmentation] = option(
         factory=list,
-        help="changes made to images in training, in this order, those of place and size all at "
-        "once and first; each with a name, an amount and a chance",
+        help="random changes of the images in training, in this order, except that all changes of "
+        "position and size come first, as one; each has a name, an amount and a chance",
     )
 
     def __attrs_post_init__(self) -> None:
-        names = [each.name for each in self.augment]
-        if twice := [name for name in get_args(Change) if names.count(name) > 1]:
-            raise ValueError(f"'augment' has {twice[0]} more than once; give it a larger amount")
+        seen: set[Change] = set()
+        for change in self.augment:
+            if change.name in seen:
+                raise ValueError(
+                    f"'augment' has {change.name} more than once; give it a larger amount"
+                )
+            seen.add(change.name)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
 from arb_ternary.config.options import Rule, option
-from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder
+from arb_ternary_vision.models.config import ImageModelConfig, decoder_option
 
-# : Channels double from stage to stage; beyond so many stages an image of the longest side is one
-# pixel.
-MAX_STAGES = 12
+#: Most resolutions of a model. After so many halvings an image of the longest side is one pixel.
+MAX_STAGES: Final = 12
+
+#: Validator of a number of resolutions, each half as high and wide as the one before.
+resolutions: Final = Rule(
+    f"from 1 to {MAX_STAGES}",
+    lambda value: 1 <= value <= MAX_STAGES,
+    {"minimum": 1, "maximum": MAX_STAGES},
+)
 
 
 @frozen(kw_only=True)
@@ -21,22 +27,21 @@ class ConvnetConfig(ImageModelConfig):
     The default is pure: every weight is ternary, no parameter and no buffer is float.
     """
 
-    width: int = as_in_decoder(
-        "width", "channels of the first stage; each later one has twice those before", default=32
+    width: int = decoder_option(
+        "width",
+        "channels of the first stage; each later one has twice those of the one before",
+        default=32,
     )
     stages: int = option(
         2,
-        "each but the first begins with a convolution of stride 2, which halves height and width",
-        validator=Rule(
-            f"from 1 to {MAX_STAGES}",
-            lambda value: 1 <= value <= MAX_STAGES,
-            {"minimum": 1, "maximum": MAX_STAGES},
-        ),
+        "resolutions; each stage but the first begins with a convolution of stride 2, which halves "
+        "height and width",
+        validator=resolutions,
     )
-    layers: int = as_in_decoder("layers", "residual blocks of each stage", default=2)
+    layers: int = decoder_option("layers", "residual blocks of each stage", default=2)
     kernel_size: int = option(
         3,
-        "pixels of a side of each convolution's kernel, odd",
+        "side of the kernel of each convolution in pixels, odd",
         validator=Rule(
             "an odd number of at least 1",
             lambda value: value >= 1 and value % 2 == 1,
@@ -45,8 +50,10 @@ class ConvnetConfig(ImageModelConfig):
     )
 
     def check(self) -> None:
-        """What options that the decoder has not ask of each other; ValueError where they
-        contradict.
+        """Check options that the decoder does not have against each other.
+
+        Raises:
+            ValueError: they contradict each other.
         """
         smallest = min(self.sides)
         if 2 ** (self.stages - 1) > smallest:
@@ -55,6 +62,9 @@ class ConvnetConfig(ImageModelConfig):
                 f"{self.image_size}, which each but the first halves; it is {self.stages}"
             )
 
-    def in_decoder(self) -> dict[str, Any]:
-        """Options of the decoder that follow from those here; there is no attention."""
+    def implied_options(self) -> dict[str, Any]:
+        """Return options of the decoder that follow from the options here.
+
+        There is no attention.
+        """
         return {"heads": 1, "head_dim": 2}

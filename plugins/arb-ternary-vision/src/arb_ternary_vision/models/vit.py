@@ -1,8 +1,7 @@
-"""A vision transformer (Dosovitskiy et al., 2021) of the decoder's blocks, ternary unless the
-config says otherwise.
+"""A vision transformer (Dosovitskiy et al., 2021), ternary unless the config says otherwise.
 
-Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``L`` patches, ``D`` width, ``V``
-classes.
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` rows and columns of pixels, ``L`` patches,
+``D`` width, ``V`` classes.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.parts import make_linear, make_norm
 from arb_ternary_text.models.transformer import Transformer
-from arb_ternary_vision.models.patch_embedding import PatchEmbedding, patch_positions
+from arb_ternary_vision.models.patch_embedding import PatchEmbedding
+from arb_ternary_vision.models.positions import patch_positions
 from arb_ternary_vision.models.vit_config import VitConfig
 
 
 class Vit(Transformer):
-    """Patches, blocks in which every patch sees every other, their mean, final norm, head.
+    """Patches, blocks in which every patch sees every other, mean over the patches, norm, head.
 
-    The mean of all patches stands for the image, as in Beyer et al., "Better plain ViT baselines",
-    2022: a class token is one more vector to learn, and no better.
+    The mean replaces a class token, which is one more vector to learn and no better (Beyer et al.,
+    "Better plain ViT baselines", 2022).
 
     Args:
-        options: of the model.
+        options: the options of the model.
         classes: ``V``.
     """
 
@@ -39,12 +39,11 @@ class Vit(Transformer):
         self.head = make_linear(config, config.width, classes, part="head")
 
     def positions_of(self, inputs: Tensor) -> int:
-        """Patches of an image."""
-        rows, columns = self.options.grid
-        return rows * columns
+        """Return the number of patches of an image."""
+        return self.options.patches
 
     def logits(self, x_BLD: Tensor) -> Tensor:
-        """Mean of the patches, final norm and head: ``[B, L, D]`` to ``[B, V]``."""
+        """Apply mean, final norm and head: ``[B, L, D]`` to ``[B, V]``."""
         return super().logits(x_BLD.mean(dim=1))
 
     def _positions(self, x_BLD: Tensor, cache: KeyValueCache | None) -> Positions:
@@ -52,5 +51,5 @@ class Vit(Transformer):
 
 
 def build(config: VitConfig, vocabulary_size: int) -> Vit:
-    """The factory that the ``vit`` model registers; ``vocabulary_size``: classes."""
+    """Build the ``vit`` model; ``vocabulary_size`` is the number of classes."""
     return Vit(config, vocabulary_size)

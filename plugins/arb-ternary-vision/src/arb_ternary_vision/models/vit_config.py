@@ -1,17 +1,20 @@
-"""Options of the vision transformer."""
+"""Options of the vision transformer and of other models of patches."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-import attrs
 from attrs import frozen
 from attrs.validators import in_
 
-from arb_ternary.config.options import option
+from arb_ternary.config.options import Condition, option
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder
+from arb_ternary_vision.models.config import ImageModelConfig, decoder_option
 from arb_ternary_vision.sizes import Pair, pair, size
+
+_rotates = Condition(
+    lambda options, run, plan: options.has_rotary or options.has_text, "'positions' is learned"
+)
 
 
 @frozen(kw_only=True)
@@ -20,41 +23,46 @@ class PatchModelConfig(ImageModelConfig):
 
     patch_size: int | tuple[int, int] = option(
         2,
-        "pixels of a side of a patch, or [height, width]; must divide the image's",
+        "side of a patch in pixels, or [height, width]; must divide the image's",
         validator=size,
     )
-    width: int = as_in_decoder("width", default=128)
-    layers: int = as_in_decoder("layers")
-    heads: int = as_in_decoder("heads", "attention heads")
-    head_dim: int | None = as_in_decoder(
+    width: int = decoder_option("width", default=128)
+    layers: int = decoder_option("layers")
+    heads: int = decoder_option("heads", "attention heads")
+    head_dim: int | None = decoder_option(
         "head_dim",
-        "features of a head, a multiple of 4 where positions are rotary; null = width / heads",
+        "features of a head, a multiple of 4 for rotary positions; null = width / heads",
     )
-    feed_forward: int | None = as_in_decoder("feed_forward")
-    activation: Literal["relu2", "swiglu", "reglu2"] | None = as_in_decoder("activation")
-    query_key_norm: bool | None = as_in_decoder("query_key_norm")
+    feed_forward: int | None = decoder_option("feed_forward")
+    activation: Literal["relu2", "swiglu", "reglu2"] | None = decoder_option("activation")
+    query_key_norm: bool | None = decoder_option("query_key_norm")
     positions: Literal["rotary", "learned", "both"] = option(
         "both",
-        "what tells patches apart: rotary = queries and keys turn by how far apart rows and "
-        "columns are, learned = each place has a vector of its own",
+        "how patches are told apart: rotary = queries and keys are rotated by row and column, "
+        "learned = each position has a learned vector",
         validator=in_(("rotary", "learned", "both")),
     )
-    rotary_base: float = as_in_decoder(
-        "rotary_base", "longest wavelength of rotary positions over 2 pi, in patches", default=100.0
+    rotary_base: float = decoder_option(
+        "rotary_base",
+        "longest wavelength of rotary positions over 2 pi, in patches",
+        default=100.0,
+        active_when=(_rotates,),
     )
-    experts: int = as_in_decoder("experts")
-    experts_per_token: int = as_in_decoder(
+    experts: int = decoder_option("experts")
+    experts_per_token: int = decoder_option(
         "experts_per_token", "experts that a patch is routed to in one pass"
     )
-    max_moe_iters: int = as_in_decoder(
+    max_moe_iters: int = decoder_option(
         "max_moe_iters",
-        "most passes through the experts: a patch is routed again, from its refined state, until "
-        "its choice repeats",
+        "most passes through the experts: a patch is routed again from its refined state until its "
+        "choice repeats",
     )
 
     def check(self) -> None:
-        """What options that the decoder has not ask of each other; ValueError where they
-        contradict.
+        """Check options that the decoder does not have against each other.
+
+        Raises:
+            ValueError: they contradict each other.
         """
         for side, part, name in zip(self.sides, self.patch_sides, ("height", "width"), strict=True):
             if side % part:
@@ -62,50 +70,53 @@ class PatchModelConfig(ImageModelConfig):
                     f"'patch_size' must divide 'image_size'; a {name} of {part} does not divide "
                     f"{side} pixels"
                 )
-        if not self.turns:
-            if not self.writes and self.rotary_base != attrs.fields(type(self)).rotary_base.default:
-                raise ValueError("'rotary_base' has no effect where 'positions' are learned")
-        elif (
-            self.head_dim is None and self.width % self.heads == 0 and self.width // self.heads % 4
-        ):
+        if self.has_rotary:
+            self._check_planes()
+
+    def _check_planes(self) -> None:
+        """Check that rows and columns can share the planes of a head evenly."""
+        if self.head_dim is not None:
+            if self.head_dim % 4:
+                raise ValueError(
+                    "'head_dim' must be a multiple of 4 for rotary positions, whose planes rows "
+                    f"and columns share; it is {self.head_dim}"
+                )
+            return
+        features, remainder = divmod(self.width, self.heads)
+        if remainder == 0 and features % 4:
             raise ValueError(
                 "'width' must be a multiple of 4 'heads' for rotary positions, whose planes rows "
-                f"and columns share; {self.width} / {self.heads} is {self.width // self.heads}"
-            )
-        elif self.head_dim is not None and self.head_dim % 4:
-            raise ValueError(
-                "'head_dim' must be a multiple of 4 for rotary positions, whose planes rows and "
-                f"columns share; it is {self.head_dim}"
+                f"and columns share; {self.width} / {self.heads} is {features}"
             )
 
-    def in_decoder(self) -> dict[str, Any]:
-        """Options of the decoder that follow from those here."""
-        return {"max_length": self.grid[0] * self.grid[1]}
+    def implied_options(self) -> dict[str, Any]:
+        """Return options of the decoder that follow from the options here."""
+        return {"max_length": self.patches}
 
     @property
     def decoder(self) -> DecoderConfig:
-        """Options of the blocks, which are a decoder's: what makes more of them asks for it."""
+        """The options of the blocks, for code that makes more of them."""
         return self.parts
 
     @property
-    def turns(self) -> bool:
-        """Whether queries and keys turn by row and column."""
+    def has_rotary(self) -> bool:
+        """Whether queries and keys are rotated by row and column."""
         return self.positions != "learned"
 
     @property
-    def looks_up(self) -> bool:
-        """Whether an embedding looks up vectors, for places or characters."""
-        return self.has_places or self.writes
+    def has_learned_positions(self) -> bool:
+        """Whether each position has a learned vector."""
+        return self.positions != "rotary"
 
     @property
-    def writes(self) -> bool:
-        """Whether the model also reads and writes text, whose positions always turn."""
+    def has_text(self) -> bool:
+        """Whether the model also reads and writes text, whose positions are always rotary."""
         return False
 
     @property
-    def has_places(self) -> bool:
-        """Whether each place has a vector of its own."""
-        return self.positions != "rotary"
+    def has_lookups(self) -> bool:
+        """Whether the model looks up vectors: of positions, characters or classes."""
+        return self.has_learned_positions or self.has_text
 
     @property
     def patch_sides(self) -> Pair:
@@ -117,11 +128,16 @@ class PatchModelConfig(ImageModelConfig):
         """Rows and columns of patches."""
         return self.sides[0] // self.patch_sides[0], self.sides[1] // self.patch_sides[1]
 
+    @property
+    def patches(self) -> int:
+        """Number of patches of an image."""
+        rows, columns = self.grid
+        return rows * columns
+
 
 @frozen(kw_only=True)
 class VitConfig(PatchModelConfig):
-    """A vision transformer: patches, the decoder's blocks without a mask, the mean of all patches,
-    a head.
+    """A vision transformer: patches, blocks without a causal mask, the mean of all patches, a head.
 
     The classes come from the data. The default is pure: every weight is ternary, no parameter and
     no buffer is float.

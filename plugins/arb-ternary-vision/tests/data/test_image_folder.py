@@ -1,3 +1,5 @@
+"""The data source ``images``."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -19,7 +21,7 @@ def save(path, pixels, **how):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Ten images of cats and twenty of dogs, 4 x 6, each of one shade: its number."""
+    """Write ten images of cats and twenty of dogs, 4 x 6, each of the shade of its number."""
     for number in range(30):
         name = "cat" if number < 10 else "dog"
         save(tmp_path / "pets" / name / f"{number:02}.png", np.full((4, 6), 8 * number))
@@ -34,7 +36,7 @@ def shades(samples):
     }
 
 
-def test_folders_are_classes_and_a_share_of_each_is_held_out(folder):
+def test_share_of_each_class_folder_is_held_out(folder):
     found = source(path=str(folder), channels=1, validation_fraction=0.2)
     assert found.classes == ("cat", "dog")
     assert found.image_shape == (1, 4, 6)
@@ -49,7 +51,7 @@ def test_folders_are_classes_and_a_share_of_each_is_held_out(folder):
     )
 
 
-def test_held_out_images_of_their_own_have_the_classes_of_training(folder, tmp_path):
+def test_separate_validation_folder(folder, tmp_path):
     save(tmp_path / "held" / "dog" / "a.png", np.full((4, 6), 255))
     found = source(path=str(folder), validation=str(tmp_path / "held"))
     assert found.validation.extras["labels"].tolist() == [1]
@@ -58,14 +60,14 @@ def test_held_out_images_of_their_own_have_the_classes_of_training(folder, tmp_p
     save(tmp_path / "held" / "dogs" / "a.png", np.full((4, 6), 255))
     with pytest.raises(
         DataError,
-        match=r"held/dogs: no class of the training images is called so\nDid you mean dog\?",
+        match=r"held/dogs: the training images have no class of this name\nDid you mean dog\?",
     ):
         source(path=str(folder), validation=str(tmp_path / "held"))
     with pytest.raises(ConfigError, match="exclude each other"):
         source(path=str(folder), validation=str(tmp_path / "held"), validation_fraction=0.5)
 
 
-def test_colours_are_red_green_and_blue_and_grey_is_their_luminance(tmp_path):
+def test_colour_and_grey_channels(tmp_path):
     pixels = np.zeros((2, 3, 3), dtype=np.uint8)
     pixels[0, 1] = (10, 20, 30)
     pixels[1, 2] = (200, 100, 50)
@@ -86,9 +88,9 @@ def two(tmp_path, pixels, **how):
     return str(tmp_path / "two")
 
 
-def test_images_are_cropped_or_stretched_to_one_size(tmp_path):
+def test_crop_and_stretch(tmp_path):
     pixels = np.zeros((4, 8))
-    pixels[:, 2:6] = 240  # what a crop to a square leaves
+    pixels[:, 2:6] = 240  # the part that a crop to a square keeps
     path = two(tmp_path, pixels)
     cropped = source(path=path, image_size=4, channels=1, validation_fraction=0.5)
     assert cropped.image_shape == (1, 4, 4)
@@ -101,9 +103,9 @@ def test_images_are_cropped_or_stretched_to_one_size(tmp_path):
     assert source(path=path, image_size=[2, 6], validation_fraction=0.5).image_shape == (3, 2, 6)
 
 
-def test_a_photograph_is_turned_upright(tmp_path):
+def test_photograph_is_rotated_upright(tmp_path):
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn it clockwise by a quarter to see it upright
+    exif[0x0112] = 6  # a quarter turn clockwise makes it upright
     pixels = np.zeros((2, 4))
     pixels[0, 0] = 255
     path = two(tmp_path, pixels, exif=exif)
@@ -111,15 +113,15 @@ def test_a_photograph_is_turned_upright(tmp_path):
     assert np.array_equal(found.train.data[0, 0], np.rot90(pixels, -1))
 
 
-def test_what_is_no_image_is_named(folder, tmp_path):
+def test_build_names_the_file_that_is_not_an_image(folder, tmp_path):
     (folder / "cat" / "notes.txt").write_text("x")
-    with pytest.raises(DataError, match=r"cat/notes\.txt: not an image by its name"):
+    with pytest.raises(DataError, match=r"cat/notes\.txt: not a supported image file"):
         source(path=str(folder))
     (folder / "cat" / "notes.txt").rename(folder / "notes.txt")
-    with pytest.raises(DataError, match=r"notes\.txt: a file beside the folders of the classes"):
+    with pytest.raises(DataError, match=r"notes\.txt: a file next to the folders of the classes"):
         source(path=str(folder))
     (folder / "notes.txt").rename(folder / "dog" / "99.png")
-    with pytest.raises(DataError, match=r"99\.png: not an image of a format that is read"):
+    with pytest.raises(DataError, match=r"99\.png: not an image of a supported format"):
         source(path=str(folder))
     whole = (folder / "dog" / "29.png").read_bytes()
     (folder / "dog" / "99.png").write_bytes(whole[:-30])
@@ -133,7 +135,7 @@ def test_what_is_no_image_is_named(folder, tmp_path):
         source(path=str(tmp_path / "nowhere"))
 
 
-def test_images_of_several_sizes_need_one_to_be_made(folder):
+def test_images_of_several_sizes_need_image_size(folder):
     save(folder / "cat" / "99.png", np.zeros((4, 7)))
     with pytest.raises(
         DataError, match=r"99\.png: 4 x 7 pixels, and images before it have 4 x 6\nSet image_size"
@@ -144,7 +146,7 @@ def test_images_of_several_sizes_need_one_to_be_made(folder):
         source(path=str(folder), image_size=[4, 4, 4])
 
 
-def test_what_would_take_too_much_memory_is_refused_before_it_is_taken(folder, monkeypatch):
+def test_memory_is_checked_before_it_is_allocated(folder, monkeypatch):
     def taken(*_):
         raise AssertionError("memory was taken")
 
@@ -156,16 +158,16 @@ def test_what_would_take_too_much_memory_is_refused_before_it_is_taken(folder, m
         source(path=str(folder), image_size=1000, max_megabytes=50)
 
 
-def test_deep_pixels_are_refused(tmp_path):
+def test_pixels_of_more_than_8_bits_are_refused(tmp_path):
     for name in "ab":
         path = tmp_path / "deep" / name / "1.png"
         path.parent.mkdir(parents=True)
         Image.fromarray(np.full((2, 2), 40000, dtype=np.uint16)).save(path)
-    with pytest.raises(DataError, match=r"1\.png: pixels of mode I;16 hold more than 8 bits"):
+    with pytest.raises(DataError, match=r"1\.png: pixels of mode I;16 have more than 8 bits"):
         source(path=str(tmp_path / "deep"))
 
 
-def test_classes_too_small_to_hold_out_any_are_refused(tmp_path):
+def test_classes_that_are_too_small_are_refused(tmp_path):
     for name in "ab":
         save(tmp_path / "small" / name / "1.png", np.zeros((2, 2)))
     with pytest.raises(DataError, match=r"no class has enough samples to hold out 0\.1"):

@@ -1,6 +1,4 @@
-"""Parts of models of images against torch's own, and rotary positions of a grid against their
-closed form.
-"""
+"""Parts of models of images against torch's own, and rotary positions against their closed form."""
 
 from __future__ import annotations
 
@@ -12,19 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
+from arb_ternary_text.models.parts import make_linear
 from arb_ternary_text.models.rotary import rotate
-from arb_ternary_train.audit import audit
 from arb_ternary_vision.convolution import TernaryConv2d
-from arb_ternary_vision.parts import (
-    FloatConv2d,
-    Geometry,
-    grid_positions,
-    make_channel_norm,
-    make_conv,
-    make_patches,
-)
+from arb_ternary_vision.models.parts import FloatConv2d, make_channel_norm, make_conv
+from arb_ternary_vision.models.patch_embedding import Patches
+from arb_ternary_vision.models.positions import grid_positions
+from arb_ternary_vision.patches import Window
 
 
 def options(**changed: Any) -> DecoderConfig:
@@ -32,19 +25,18 @@ def options(**changed: Any) -> DecoderConfig:
 
 
 FLOAT = options(float_parts=FLOAT_PARTS, activations="float", group_size=128)
-SHAPES = [
-    {"kernel_size": 3, "padding": 1},
-    {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)},
-    {"kernel_size": 1, "stride": 2},
+WINDOWS = [
+    Window((3, 3), padding=(1, 1)),
+    Window((3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)),
+    Window((1, 1), stride=(2, 2)),
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_float_convolution_is_torchs(shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize("window", WINDOWS)
+def test_float_convolution_matches_torch(window: Window) -> None:
     torch.manual_seed(0)
-    ours = make_conv(FLOAT, 3, 5, **shape)
-    assert isinstance(ours, FloatConv2d)
-    theirs = nn.Conv2d(3, 5, bias=False, **shape)
+    ours = FloatConv2d(3, 5, window)
+    theirs = nn.Conv2d(3, 5, bias=False, **window._asdict())
     with torch.no_grad():
         theirs.weight.copy_(ours.weight.view_as(theirs.weight))
     x = torch.randn(2, 3, 9, 8, requires_grad=True)
@@ -63,53 +55,38 @@ def test_a_float_convolution_is_torchs(shape: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("activations", ["int8", "float"])
-def test_the_twin_with_the_dense_weight_computes_what_the_ternary_convolution_does(
-    activations: Any,
-) -> None:
+def test_float_and_ternary_convolution_agree(activations: Any) -> None:
     torch.manual_seed(0)
     ternary = make_conv(options(activations=activations), 3, 5, 3, stride=2, padding=1)
     assert isinstance(ternary, TernaryConv2d)
-    twin = FloatConv2d(3, 5, Geometry((3, 3), (2, 2), (1, 1)), activations=activations)
+    floating = FloatConv2d(3, 5, Window((3, 3), (2, 2), (1, 1)), activations=activations)
     with torch.no_grad():
-        twin.weight.copy_(ternary.dense_weight())
+        floating.weight.copy_(ternary.dense_weight())
     x = torch.randn(2, 3, 8, 6)
-    torch.testing.assert_close(twin(x), ternary(x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(floating(x), ternary(x), atol=1e-5, rtol=1e-5)
 
 
-def test_the_part_that_is_named_makes_a_convolution_float() -> None:
+def test_float_parts_choose_the_convolution() -> None:
     config = options(float_parts=("head",))
-    assert isinstance(make_conv(config, 1, 2, 3, part="head"), FloatConv2d)
+    head = make_conv(config, 1, 2, 3, stride=2, padding=1, part="head")
+    assert isinstance(head, FloatConv2d)
+    assert head.window == Window((3, 3), (2, 2), (1, 1))
     assert isinstance(make_conv(config, 1, 2, 3), TernaryConv2d)
 
 
-def test_patches_are_the_convolution_whose_stride_is_its_kernel() -> None:
+def test_patches_match_a_convolution() -> None:
     torch.manual_seed(0)
-    patches = make_patches(FLOAT, 3, (2, 4))
+    linear = make_linear(FLOAT, 24, 16, part="embedding")
+    patches = Patches(linear, (2, 4))
     x = torch.randn(2, 3, 6, 8)
-    expected = (
-        F.conv2d(x, patches.linear.weight.view(16, 3, 2, 4), stride=(2, 4))
-        .flatten(2)
-        .transpose(1, 2)
-    )
+    y_BDHW = F.conv2d(x, linear.weight.view(16, 3, 2, 4), stride=(2, 4))
+    expected = y_BDHW.flatten(2).transpose(1, 2)
     torch.testing.assert_close(patches(x), expected, atol=1e-5, rtol=1e-5)
     assert patches(x).shape == (2, 6, 16)
 
 
-def test_ternary_patches_hold_no_float() -> None:
-    found = audit(make_patches(options(), 1, 2))
-    assert (found.pure, found.ternary_weights) == (True, 16 * 4)
-
-
-def test_images_that_do_not_fit_the_patches_are_named() -> None:
-    patches = make_patches(options(), 3, 4)
-    with pytest.raises(UsageProblem, match="1 channels, and the patch embedding was made for 3"):
-        patches(torch.zeros(1, 1, 8, 8))
-    with pytest.raises(UsageProblem, match="8 x 6 pixels do not divide into patches of 4 x 4"):
-        patches(torch.zeros(1, 3, 8, 6))
-
-
 @pytest.mark.parametrize("changed", [{}, {"learned_norms": True}])
-def test_a_norm_over_channels_normalises_each_pixel(changed: dict[str, Any]) -> None:
+def test_channel_norm_normalises_each_pixel(changed: dict[str, Any]) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 6, 3, 4)
     expected = x / (x.square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
@@ -118,12 +95,12 @@ def test_a_norm_over_channels_normalises_each_pixel(changed: dict[str, Any]) -> 
     )
 
 
-def test_positions_of_a_grid_turn_planes_by_row_and_column() -> None:
-    # heads of 8 features: 4 planes, 2 by the row and 2 by the column
+def test_grid_positions_rotate_by_row_and_column() -> None:
+    # Heads of 8 features have 4 planes: 2 for the row and 2 for the column.
     config = options(rotary_base=100.0)
-    positions = grid_positions(config, (2, 3), leading=1)
+    positions = grid_positions(config, (2, 3))
     speeds = (1.0, 100.0 ** (-2 / 4))
-    expected = [[0.0] * 4] + [
+    expected = [
         [row * speeds[0], row * speeds[1], column * speeds[0], column * speeds[1]]
         for row in range(2)
         for column in range(3)
@@ -138,7 +115,7 @@ def test_positions_of_a_grid_turn_planes_by_row_and_column() -> None:
     assert not positions.is_causal
 
 
-def test_scores_depend_on_how_far_apart_two_patches_are_alone() -> None:
+def test_scores_depend_on_the_distance_of_patches_only() -> None:
     torch.manual_seed(0)
     rows = 5
     columns = 4
@@ -150,7 +127,7 @@ def test_scores_depend_on_how_far_apart_two_patches_are_alone() -> None:
     ]
     score = (turned[0] @ turned[1].T).view(rows, columns, rows, columns)
     for down, across in ((0, 0), (1, 2), (-2, 1)):
-        # The closed form: each plane turns the product of its two features by speed times distance.
+        # Closed form: each plane rotates the product of its two features by speed times distance.
         q, k = (torch.complex(x[:4], x[4:]) for x in (query, key))
         angle = torch.tensor(
             [down, down * 30**-0.5, across, across * 30**-0.5], dtype=torch.float64
@@ -163,8 +140,3 @@ def test_scores_depend_on_how_far_apart_two_patches_are_alone() -> None:
                 if 0 <= row + down < rows and 0 <= column + across < columns:
                     found = float(score[row, column, row + down, column + across])
                     assert math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)
-
-
-def test_heads_whose_planes_rows_and_columns_cannot_share_are_refused() -> None:
-    with pytest.raises(UsageProblem, match="6 features are 3 planes"):
-        grid_positions(options(width=12), (2, 2))

@@ -1,4 +1,4 @@
-"""The confusion matrix as a tracker, and the generator that classifies, on runs of seconds."""
+"""Figures, the tracker ``confusion_matrix`` and the generator ``classify``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_vision.pictures import as_shown, draw_confusion, draw_sheet, save_figure
+from arb_ternary_vision.figures import draw_confusion, draw_sheet, save_figure, to_bytes
 from arb_ternary_vision.predictions import Predictions, class_names, classify_batches
 
 CONFIG = """
@@ -40,7 +40,7 @@ phases:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The same run twice, with the tracker and without it."""
+    """Train the same run twice, with the tracker and without it."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "seen.yaml").write_text(CONFIG)
     for name, more in (("without", ()), ("with", ("trackers=[confusion_matrix]",))):
@@ -64,7 +64,7 @@ def width(path):
         return image.size[0]
 
 
-def test_the_picture_is_drawn_and_the_run_does_not_notice(runs):
+def test_tracker_draws_and_does_not_change_the_run(runs):
     assert width(runs / "with" / "confusion_matrix.png") > 300
     assert not list((runs / "with").glob(".*writing"))
     for step in (3, 6):
@@ -79,9 +79,7 @@ def test_the_picture_is_drawn_and_the_run_does_not_notice(runs):
     ).read_bytes()
 
 
-def test_a_resumed_run_with_augmentation_and_pictures_ends_with_the_same_bytes(
-    runs, tmp_path, monkeypatch
-):
+def test_resumed_run_with_tracker_is_bitwise(runs, tmp_path, monkeypatch):
     record_step = TrainingContext.record_step
 
     def stopping(self, *arguments, **options):
@@ -103,12 +101,12 @@ def test_a_resumed_run_with_augmentation_and_pictures_ends_with_the_same_bytes(
         assert (tmp_path / "run" / file).read_bytes() == (runs / "without" / file).read_bytes()
 
 
-def test_the_picture_is_that_of_the_model_at_the_end(runs, tmp_path, monkeypatch):
-    from arb_ternary_vision import pictures
+def test_last_figure_is_of_the_final_model(runs, tmp_path, monkeypatch):
+    from arb_ternary_vision import figures
 
     drawn = []
     monkeypatch.setattr(
-        pictures, "draw_confusion", lambda *seen: drawn.append(seen) or draw_confusion(*seen)
+        figures, "draw_confusion", lambda *seen: drawn.append(seen) or draw_confusion(*seen)
     )
     never = ("phases.0.eval_every=0", "phases.0.eval_batches=8")
     config = load_config(runs / "seen.yaml", ("trackers=[confusion_matrix]", *never)).config
@@ -125,19 +123,19 @@ def test_the_picture_is_that_of_the_model_at_the_end(runs, tmp_path, monkeypatch
     assert evaluated["accuracy"] == pytest.approx(np.trace(counts) / 359)
 
 
-def test_confusion_counts_rows_of_true_and_columns_of_predicted_classes():
+def test_confusion_counts_true_and_predicted_classes():
     probabilities = np.eye(3, dtype=np.float32)[[0, 2, 2, 1]]
     found = Predictions(torch.zeros(4, 1, 1, 1), np.array([0, 1, 2, 1]), probabilities)
     assert found.confusion().tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
-    assert found.accuracy == 0.75
-    assert found.where(found.classes != found.labels).labels.tolist() == [1]
+    assert found.correct.mean() == 0.75
+    assert found.take(~found.correct).labels.tolist() == [1]
 
 
-def test_a_model_that_answers_something_else_is_refused():
+def test_classifying_refuses_other_predictions():
     masking = make_choice("masking", "labels").build()
     batch = Batch(torch.zeros(2, 1, 2, 2), torch.arange(2), {"labels": torch.tensor([0, 1])})
     wanted = {"vocabulary_size": 4, "seed": 0, "step": 0, "device": torch.device("cpu")}
-    with pytest.raises(ArbError, match="one class of each sample is needed"):
+    with pytest.raises(ArbError, match="must predict one class per sample"):
         classify_batches(nn.Identity(), [batch], masking, **wanted)
     with pytest.raises(ArbError, match="not one sample"):
         classify_batches(nn.Flatten(), [], masking, **wanted)
@@ -149,15 +147,15 @@ def test_a_model_that_answers_something_else_is_refused():
     assert model.training
 
 
-def test_names_of_classes_are_those_attached_where_they_fit():
+def test_attached_class_names_are_used_if_they_fit():
     assert class_names({"classes": ["a", "b"]}, 2) == ("a", "b")
     assert class_names({"classes": ["a", "b"]}, 3) == class_names({}, 3) == ("0", "1", "2")
 
 
 @pytest.mark.parametrize("size", [1, 30])
-def test_matrices_of_any_size_are_drawn(size, tmp_path):
+def test_confusion_matrix_of_any_size(size, tmp_path):
     counts = np.random.default_rng(0).integers(0, 9, (size, size))
-    counts[0] = 0  # a class of which there is no sample
+    counts[0] = 0  # a class without samples
     save_figure(
         draw_confusion(counts, [f"class {index}" for index in range(size)], "all"),
         tmp_path / "deep" / "m.png",
@@ -165,29 +163,29 @@ def test_matrices_of_any_size_are_drawn(size, tmp_path):
     assert width(tmp_path / "deep" / "m.png") > 100
 
 
-def test_pictures_that_cannot_be_written_leave_the_old_one(tmp_path):
+def test_failed_write_leaves_the_old_figure(tmp_path):
     figure = draw_sheet(
         np.zeros((3, 1, 2, 2), np.float32), ["a", "b", "c"], [True, False, None], "three"
     )
     save_figure(figure, tmp_path / "a.png")
     before = (tmp_path / "a.png").read_bytes()
     (tmp_path / "a.xyz").write_bytes(before)
-    with pytest.raises(ArbError, match=r"a\.xyz: the picture cannot be written"):
+    with pytest.raises(ArbError, match=r"a\.xyz: the figure cannot be written"):
         save_figure(figure, tmp_path / "a.xyz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.xyz"]
     assert (tmp_path / "a.xyz").read_bytes() == before
 
 
-def test_pixels_are_shown_as_bytes():
+def test_pixels_become_bytes():
     grey = np.array([[[-1.0, 0.0, 1.0, 2.0]]], dtype=np.float32)
-    assert as_shown(grey).tolist() == [[0, 128, 255, 255]]
+    assert to_bytes(grey).tolist() == [[0, 128, 255, 255]]
     colour = np.stack([grey[0], -grey[0], grey[0] * 0])
-    assert as_shown(colour)[0, 0].tolist() == [0, 255, 128]
+    assert to_bytes(colour)[0, 0].tolist() == [0, 255, 128]
     with pytest.raises(ArbError, match="2 channels cannot be drawn"):
-        as_shown(colour[:2])
+        to_bytes(colour[:2])
 
 
-def test_held_out_images_are_classified_and_drawn(runs, tmp_path):
+def test_classify_held_out_images(runs, tmp_path):
     status, out, err = arb(
         "generate", runs / "with", "--count", 10, "--output", tmp_path / "sheet.png"
     )
@@ -201,7 +199,7 @@ def test_held_out_images_are_classified_and_drawn(runs, tmp_path):
     assert "of 359 held-out images are right" in out
 
 
-def test_files_are_classified_as_the_data_would_give_them(runs, tmp_path):
+def test_classify_files(runs, tmp_path):
     source = make_choice("data", "digits").build()
     image = source.validation.data[5, 0]
     names = []
@@ -219,13 +217,13 @@ def test_files_are_classified_as_the_data_would_give_them(runs, tmp_path):
     assert first[1] in "0123456789"
 
 
-def test_options_that_do_not_go_together_are_refused(runs, tmp_path):
+def test_classify_refuses_conflicting_options(runs, tmp_path):
     status, _, err = arb("generate", runs / "with", "--invert")
     assert status == 2
-    assert "--invert: held-out images are as the model knows them" in err
+    assert "--invert: held-out images are already as in training" in err
     status, _, err = arb("generate", runs / "with", "--wrong", Path("x.png"))
     assert status == 2
-    assert "nobody has told what is in the files" in err
+    assert "the classes of the files are not known" in err
     status, _, err = arb("generate", runs / "with", tmp_path / "nowhere.png")
     assert status == 1
     assert "nowhere.png: the image cannot be read" in err
