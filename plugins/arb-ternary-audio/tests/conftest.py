@@ -1,4 +1,4 @@
-"""Tones in folders, and a source of few words."""
+"""Sound files of tones in folders."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def tone(
 
 @pytest.fixture
 def tones(tmp_path: Path) -> Path:
-    """``low`` with five files and ``high`` with four, one of them flac."""
+    """Write ``low`` with five files and ``high`` with four, one of each flac."""
     folder = tmp_path / "tones"
     for name, base, count in (("high", 2000, 4), ("low", 300, 5)):
         (folder / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The mel scale and its filter bank, against the published formula."""
+"""The mel scale and its filter bank against the published formula."""
 
 import math
 
@@ -9,8 +9,8 @@ from arb_ternary.errors import DataError
 from arb_ternary_audio.features.mel import MelConfig, from_mel, mel_filter_bank, to_mel
 
 
-def test_a_thousand_hertz_are_a_thousand_mel_and_every_mel_has_its_frequency():
-    # the constants 2595 and 700 are rounded
+def test_mel_scale():
+    # The constants 2595 and 700 are rounded.
     assert to_mel(1000.0) == pytest.approx(1000.0, abs=0.02)
     assert to_mel(0.0) == 0.0
     assert to_mel(700.0) == pytest.approx(2595.0 * math.log10(2.0))
@@ -18,7 +18,7 @@ def test_a_thousand_hertz_are_a_thousand_mel_and_every_mel_has_its_frequency():
         assert to_mel(from_mel(mel)) == pytest.approx(mel)
 
 
-def test_triangles_are_those_of_the_formula():
+def test_filter_bank_matches_the_formula():
     config = MelConfig(mels=20, window=512, low=100.0, high=3800.0)
     corners = 700.0 * (10.0 ** (np.linspace(to_mel(100.0), to_mel(3800.0), 22) / 2595.0) - 1.0)
     frequencies = np.fft.rfftfreq(512, 1 / 8000)
@@ -29,7 +29,7 @@ def test_triangles_are_those_of_the_formula():
     np.testing.assert_allclose(mel_filter_bank(config, 8000).numpy(), expected, atol=1e-12)
 
 
-def test_filters_add_up_to_one_between_the_first_centre_and_the_last():
+def test_filters_add_up_to_one():
     config = MelConfig(mels=24, window=1024)
     bank = mel_filter_bank(config, 16000).numpy()
     step = (to_mel(8000.0) - to_mel(60.0)) / 25
@@ -50,7 +50,7 @@ def test_filters_add_up_to_one_between_the_first_centre_and_the_last():
         ({"mels": 200}, 8000, "holds none of the window's frequencies, which are 31.25 Hz apart"),
     ],
 )
-def test_bands_that_do_not_fit_are_named(options, rate, words):
+def test_filter_bank_refuses_bands_that_do_not_fit(options, rate, words):
     with pytest.raises(DataError, match=words):
         mel_filter_bank(MelConfig(**options), rate)
 
@@ -64,6 +64,6 @@ def test_bands_that_do_not_fit_are_named(options, rate, words):
         ({"mels": 1}, "from 2 to 1024"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options, words):
+def test_config_refuses_contradictions(options, words):
     with pytest.raises(ValueError, match=words):
         MelConfig(**options)

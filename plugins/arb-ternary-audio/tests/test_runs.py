@@ -1,4 +1,4 @@
-"""Runs on sounds: pure, exact, resumed to the bit, and what is drawn from them."""
+"""Runs on sounds: purity, resume, and the generators ``sound`` and ``listen``."""
 
 import json
 from pathlib import Path
@@ -91,7 +91,7 @@ def _equal(one, other):
         pytest.param("convnet", "true", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_was_killed_ends_with_the_bits_of_one_that_was_not(tmp_path, kind, exact):
+def test_resume_after_kill_is_bitwise(tmp_path, kind, exact):
     text = KINDS[kind].format(exact=exact)
     whole = _train(tmp_path, text, "whole")
     audit = json.loads((whole.path / "result.json").read_text())["audit"]
@@ -106,7 +106,7 @@ def codes(tmp_path_factory):
     return _train(tmp_path_factory.mktemp("codes"), CODES.format(exact="false"), "run").path
 
 
-def test_sounds_are_drawn_the_same_for_the_same_seed(codes, tmp_path, capsys):
+def test_same_seed_draws_the_same_sound(codes, tmp_path, capsys):
     def drawn(name, *options):
         assert main(["generate", str(codes), "--output", str(tmp_path / name), *options]) == 0
         return soundfile.read(tmp_path / name)
@@ -121,13 +121,13 @@ def test_sounds_are_drawn_the_same_for_the_same_seed(codes, tmp_path, capsys):
     assert f"codes, {len(other) / 8000:.2f} s at 8000 Hz" in capsys.readouterr().out
 
 
-def test_a_sound_is_continued(codes, tmp_path):
+def test_prompt_file_is_continued(codes, tmp_path):
     prompt = tmp_path / "prompt.wav"
     soundfile.write(prompt, 0.5 * np.sin(2 * np.pi * 500 * np.arange(3200) / 16000), 16000)
     options = ["--prompt-file", str(prompt), "--seconds", "0.1", "--seed", "0", "--count", "2"]
     assert main(["generate", str(codes), "--output", str(tmp_path / "a.flac"), *options]) == 0
     wave, _ = soundfile.read(tmp_path / "a.flac")
-    # 0.2 s are 10 frames, of which at most 5 more are drawn, twice.
+    # The prompt of 0.2 s is 10 frames. At most 5 more are drawn, twice.
     assert 20 * 160 <= len(wave) <= 30 * 160
 
 
@@ -140,15 +140,15 @@ def test_a_sound_is_continued(codes, tmp_path):
         ([], "Missing option '--output'"),
     ],
 )
-def test_what_is_wrong_with_a_command_is_said(codes, tmp_path, monkeypatch, capsys, options, words):
+def test_sound_names_the_fault(codes, tmp_path, monkeypatch, capsys, options, words):
     monkeypatch.chdir(tmp_path)
-    # A seed of which there is a sound: a model so small ends some of them before they begin.
+    # A seed that draws a sound: a model so small ends some before their first frame.
     assert main(["generate", str(codes), "--seed", "1", *options]) != 0
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_on_something_else_has_no_sounds(tmp_path, capsys):
+def test_sound_refuses_a_run_on_text(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be " * 60)
     data = f"data: {{name: text, path: {text}}}\n"
@@ -160,9 +160,7 @@ def test_a_run_on_something_else_has_no_sounds(tmp_path, capsys):
     assert "its data 'text' has no sound codec" in capsys.readouterr().err
 
 
-def test_a_run_on_words_keeps_what_makes_pictures_of_other_sounds_and_counts_sounds(
-    tmp_path, capsys
-):
+def test_run_on_words_keeps_its_features(tmp_path, capsys):
     run = _train(tmp_path, KINDS["vit"].format(exact="false"), "run").path
     assert json.loads((run / "classes.json").read_text())[:2] == ["masi", "sima"]
     assert json.loads((run / "sounds.json").read_text())["features"]["mels"] == 32
@@ -173,7 +171,7 @@ def test_a_run_on_words_keeps_what_makes_pictures_of_other_sounds_and_counts_sou
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_what_is_in_sound_files_is_what_the_model_says_of_their_pictures(tmp_path, capsys):
+def test_listen_prints_the_classes_of_files(tmp_path, capsys):
     run = _train(tmp_path, KINDS["vit"].format(exact="false"), "run").path
     source = formants.build(FormantsConfig(words=20, held_out=10))
     files = [tmp_path / f"{name}.wav" for name in "ab"]
@@ -181,11 +179,11 @@ def test_what_is_in_sound_files_is_what_the_model_says_of_their_pictures(tmp_pat
         soundfile.write(file, samples, 8000)
     capsys.readouterr()
     assert main(["generate", str(run), *map(str, files)]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     with torch.no_grad():
         chances = load_run(run).model(source.validation.read(np.arange(2)).data).softmax(dim=1)
     for file, chance in zip(files, chances, strict=True):
-        (line,) = (line for line in told.splitlines() if str(file) in line)
+        (line,) = (line for line in output.splitlines() if str(file) in line)
         assert line.split()[-2:] == [
             source.classes[int(chance.argmax())],
             f"{float(chance.max()):.3f}",

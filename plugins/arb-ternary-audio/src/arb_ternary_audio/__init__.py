@@ -1,3 +1,3 @@
-"""Sounds: their data, features and models."""
+"""Data sources of sounds, their features, and codes of sounds for language models."""
 
 __version__ = "0.1.0"

@@ -1,23 +1,24 @@
-"""Implement ``arb generate`` for runs on audio codes: draw or continue sounds and write them to a
-file.
-"""
+"""The generator ``sound``: draw or continue sounds with a model of audio codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from arb_ternary.cli.options import plugin_files
+from arb_ternary_text.cli.options import sampling_options
+from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from arb_ternary_audio.codes.codec import SoundCodec
 
 #: Longest prompt, in seconds.
-_LONGEST = 60.0
+_LONGEST_PROMPT = 60.0
 
 
 @click.command()
@@ -47,35 +48,8 @@ _LONGEST = 60.0
     show_default=True,
     help="Longest duration of one sound, in seconds. The model may end it earlier.",
 )
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0.0),
-    default=0.8,
-    show_default=True,
-    help="Sampling temperature; 0 takes the most likely code.",
-)
-@click.option(
-    "--top-k",
-    type=click.IntRange(min=1),
-    help="Sample from this many of the most likely codes only.",
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
-    help="Sample from the most likely codes whose probabilities add up to this.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    help="Seed of the sampling; the same seed gives the same sounds. Default: random.",
-)
-@click.option(
-    "--backend",
-    metavar="NAME",
-    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
-)
-@click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
-@plugin_files
+@sampling_options
+@load_options
 def sound(
     run: Path,
     output: Path,
@@ -89,8 +63,9 @@ def sound(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Draw sounds from the model of RUN (a run directory or a checkpoint) and write them to
-    --output.
+    """Draw sounds with the model of RUN, a run directory or a checkpoint.
+
+    They are written to --output.
     """
     wait_passively()
     from arb_ternary.errors import ArbError, UsageProblem
@@ -114,14 +89,14 @@ def sound(
             "Train on the data source audio_codes.",
         )
     codec = SoundCodec.from_json(attached[CODEC])
-    given = [] if prompt_file is None else _codes_of(prompt_file, codec)
-    most = max(1, round(seconds * codec.sample_rate / codec.features.hop))
-    frames: list[int] = []
+    prompt = [] if prompt_file is None else _encode_file(prompt_file, codec)
+    longest = max(1, round(seconds * codec.sample_rate / codec.features.hop))
+    codes: list[int] = []
     for number in range(count):
         drawn = generate(
             trained.model,
-            [codec.boundary, *given],
-            max_new_tokens=most,
+            [codec.boundary, *prompt],
+            max_new_tokens=longest,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -129,39 +104,38 @@ def sound(
             stop=(codec.boundary,),
             device=trained.device,
         )
-        frames += [*given, *drawn]
-    if not frames:
+        codes += [*prompt, *drawn]
+    if not codes:
         raise ArbError(
             f"{run}: the model ended the sound before its first frame", "Try another --seed."
         )
-    wave = codec.decode(frames)
+    wave = codec.decode(codes)
     _write(output, wave, codec.sample_rate)
     click.echo(
-        f"{output}: {len(frames)} codes, {len(wave) / codec.sample_rate:.2f} s at "
+        f"{output}: {len(codes)} codes, {len(wave) / codec.sample_rate:.2f} s at "
         f"{codec.sample_rate} Hz"
     )
 
 
-def _codes_of(path: Path, codec: SoundCodec) -> list[int]:
-    from arb_ternary_audio.data.decode import read_sound
-    from arb_ternary_audio.data.recordings import as_pcm
+def _encode_file(path: Path, codec: SoundCodec) -> list[int]:
+    """Return the codes of the sound in a file."""
+    from arb_ternary_audio.data.decode import as_pcm, read_sound
 
-    codes: Sequence[int] = codec.encode(
-        as_pcm(read_sound(path, codec.sample_rate, _LONGEST))[None]
-    )[0].tolist()
-    return list(codes)
+    samples_1L = as_pcm(read_sound(path, codec.sample_rate, _LONGEST_PROMPT))[None]
+    codes: list[int] = codec.encode(samples_1L)[0].tolist()
+    return codes
 
 
-def _write(path: Path, wave: Any, sample_rate: int) -> None:
+def _write(path: Path, wave: NDArray[np.float64], sample_rate: int) -> None:
+    """Write a sound as 16-bit samples, whole or not at all; the suffix chooses the format."""
     import soundfile
 
     from arb_ternary.errors import ArbError
     from arb_ternary_train.durable import replacing
 
+    sound_format = path.suffix[1:].upper()
     try:
         with replacing(path) as temporary:
-            soundfile.write(
-                temporary, wave, sample_rate, subtype="PCM_16", format=path.suffix[1:].upper()
-            )
+            soundfile.write(temporary, wave, sample_rate, subtype="PCM_16", format=sound_format)
     except (OSError, soundfile.LibsndfileError) as error:
         raise ArbError(f"{path}: cannot be written: {error}") from error

@@ -7,9 +7,8 @@ from typing import Literal
 
 import click
 
-from arb_ternary.cli.options import plugin_files
-from arb_ternary.cli.output import print_table
 from arb_ternary.errors import UsageProblem
+from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
 
@@ -24,13 +23,7 @@ from arb_ternary_train.openmp import wait_passively
     help="What to do with a sound that is longer than the model's input: an error, or use its "
     "beginning.",
 )
-@click.option(
-    "--backend",
-    metavar="NAME",
-    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
-)
-@click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
-@plugin_files
+@load_options
 def listen(
     run: Path,
     files: tuple[Path, ...],
@@ -38,18 +31,20 @@ def listen(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Print how the model of RUN (a run directory or a checkpoint) classifies FILES (.wav, .flac or
-    .ogg).
+    """Print how the model of RUN (a run directory or a checkpoint) classifies FILES.
+
+    FILES are .wav, .flac or .ogg.
     """
     wait_passively()
-    import numpy as np
     import torch
 
-    from arb_ternary_audio.data.decode import read_sound
-    from arb_ternary_audio.data.recordings import as_pcm
+    from arb_ternary.protocols.data import Batch
+    from arb_ternary_audio.data.decode import read_sounds
     from arb_ternary_audio.features.mel import MelConfig
-    from arb_ternary_audio.features.spectrogram import as_pictures, mel_pictures
+    from arb_ternary_audio.features.spectrogram import as_floats, mel_images
     from arb_ternary_train.restore import load_run
+    from arb_ternary_vision.cli.classify import classify_run, print_classes
+    from arb_ternary_vision.data.source import LABELS
     from arb_ternary_vision.predictions import class_names
 
     if not files:
@@ -61,20 +56,13 @@ def listen(
     attached = trained.directory.attachments()
     if "sounds" not in attached:
         raise UsageProblem(f"{run}: its data {trained.config.data.name!r} are not labelled sounds")
-    facts = attached["sounds"]
-    rate = int(facts["sample_rate"])
-    length = int(facts["samples"])
-    features = MelConfig(**facts["features"])
-    samples = np.zeros((len(files), length), dtype=np.int16)
-    for row, path in enumerate(files):
-        wave = read_sound(path, rate, length / rate, longer)[:length]
-        samples[row, : len(wave)] = as_pcm(wave)
-    pictures = as_pictures(mel_pictures(samples, features, rate)).float().to(trained.device)
-    with torch.no_grad():
-        chances = trained.model(pictures).float().softmax(dim=1).cpu()
-    names = class_names(attached, chances.shape[1])
-    rows = [
-        (str(path), names[int(chance.argmax())], f"{float(chance.max()):.3f}")
-        for path, chance in zip(files, chances, strict=True)
-    ]
-    print_table(("sound", "class", "probability"), rows)
+    sounds = attached["sounds"]
+    rate = int(sounds["sample_rate"])
+    length = int(sounds["samples"])
+    samples = read_sounds(files, rate, length, length / rate, longer=longer)
+    images = as_floats(mel_images(samples, MelConfig(**sounds["features"]), rate)).float()
+    labels = {LABELS: torch.zeros(len(files), dtype=torch.int64)}
+    batch = Batch(images, torch.arange(len(files)), labels)
+    predictions = classify_run(trained, [batch])
+    names = class_names(attached, predictions.probabilities.shape[1])
+    print_classes("sound", files, predictions, names)

@@ -47,16 +47,15 @@ def fit_codebook(frames_NM: Levels, codes: int, rounds: int, seed: int) -> Level
             f"codes: {codes} codes need as many distinct frames, and there are {different}",
             "Use fewer codes or more sounds.",
         )
-    book = _first(frames_NM, codes, RandomState(seed))
+    book = _initial_book(frames_NM, codes, RandomState(seed))
     for _ in range(rounds):
         chosen, distance = _nearest(frames_NM, book)
         counts = np.bincount(chosen, minlength=codes)
         sums = np.zeros((codes, frames_NM.shape[1]), dtype=np.int64)
         np.add.at(sums, chosen, frames_NM.astype(np.int64))
         # Round half up in integers: floor(mean + 1/2).
-        better = ((2 * sums + counts[:, None]) // np.maximum(2 * counts, 1)[:, None]).astype(
-            np.uint8
-        )
+        means = (2 * sums + counts[:, None]) // np.maximum(2 * counts, 1)[:, None]
+        better = means.astype(np.uint8)
         farthest = iter(np.argsort(-distance, kind="stable").tolist())
         for empty in np.flatnonzero(counts == 0).tolist():
             better[empty] = frames_NM[next(farthest)]
@@ -66,27 +65,29 @@ def fit_codebook(frames_NM: Levels, codes: int, rounds: int, seed: int) -> Level
     return book
 
 
-def _first(frames_NM: Levels, codes: int, random: RandomState) -> Levels:
+def _initial_book(frames_NM: Levels, codes: int, random: RandomState) -> Levels:
+    """Draw frames as the first codebook (k-means++)."""
     chosen = [int(random.random_sample() * len(frames_NM))]
     distance = _distances(frames_NM, frames_NM[chosen])[:, 0]
     while len(chosen) < codes:
-        reached = np.cumsum(distance)
-        mark = min(int(random.random_sample() * int(reached[-1])), int(reached[-1]) - 1)
-        chosen.append(int(np.searchsorted(reached, mark, side="right")))
+        cumulative = np.cumsum(distance)
+        total = int(cumulative[-1])
+        mark = min(int(random.random_sample() * total), total - 1)
+        chosen.append(int(np.searchsorted(cumulative, mark, side="right")))
         distance = np.minimum(distance, _distances(frames_NM, frames_NM[chosen[-1:]])[:, 0])
     return frames_NM[chosen].copy()
 
 
 def _nearest(frames_NM: Levels, book_KM: Levels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the index of the nearest entry of ``book_KM`` and its squared distance."""
-    places = []
+    codes = []
     distances = []
     for first in range(0, len(frames_NM), _CHUNK):
         square_NK = _distances(frames_NM[first : first + _CHUNK], book_KM)
-        place = square_NK.argmin(axis=1)
-        places.append(place)
-        distances.append(np.take_along_axis(square_NK, place[:, None], axis=1)[:, 0])
-    return np.concatenate(places), np.concatenate(distances)
+        code_N = square_NK.argmin(axis=1)
+        codes.append(code_N)
+        distances.append(np.take_along_axis(square_NK, code_N[:, None], axis=1)[:, 0])
+    return np.concatenate(codes), np.concatenate(distances)
 
 
 def _distances(frames_NM: Levels, book_KM: Levels) -> NDArray[np.int64]:
@@ -96,7 +97,6 @@ def _distances(frames_NM: Levels, book_KM: Levels) -> NDArray[np.int64]:
     """
     frames = frames_NM.astype(np.float64)
     book = book_KM.astype(np.float64)
-    square: NDArray[Any] = (
-        (frames**2).sum(axis=1)[:, None] - 2.0 * frames @ book.T + (book**2).sum(axis=1)
-    )
+    frame_norms = (frames**2).sum(axis=1)[:, None]
+    square: NDArray[Any] = frame_norms - 2.0 * frames @ book.T + (book**2).sum(axis=1)
     return square.astype(np.int64)

@@ -47,18 +47,17 @@ class SoundCodec:
         Raises:
             DataError: the sounds are shorter than one frame.
         """
-        from arb_ternary_audio.features.spectrogram import mel_pictures
+        from arb_ternary_audio.features.spectrogram import mel_images
 
-        return self.encode_pictures(mel_pictures(samples_NL, self.features, self.sample_rate))
+        return self.encode_spectrograms(mel_images(samples_NL, self.features, self.sample_rate))
 
-    def encode_pictures(self, levels_NMT: NDArray[np.uint8]) -> NDArray[np.int64]:
+    def encode_spectrograms(self, levels_N1MT: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Return the codes ``[N, T]`` of grey levels ``[N, 1, M, T]``."""
-        frames = levels_NMT[:, 0].transpose(0, 2, 1)
-        return nearest_codes(frames.reshape(-1, frames.shape[2]), self.codebook).reshape(
-            frames.shape[:2]
-        )
+        frames_NTM = levels_N1MT[:, 0].transpose(0, 2, 1)
+        codes = nearest_codes(frames_NTM.reshape(-1, frames_NTM.shape[2]), self.codebook)
+        return codes.reshape(frames_NTM.shape[:2])
 
-    def picture(self, codes_T: Sequence[int]) -> NDArray[np.uint8]:
+    def spectrogram(self, codes_T: Sequence[int]) -> NDArray[np.uint8]:
         """Return the grey levels ``[M, T]`` of codes.
 
         Raises:
@@ -76,12 +75,12 @@ class SoundCodec:
     def decode(self, codes_T: Sequence[int]) -> NDArray[np.float64]:
         """Return samples ``[T * hop]`` with a peak of 0.9; see ``features.inversion``."""
         from arb_ternary_audio.features.inversion import to_waves
-        from arb_ternary_audio.features.spectrogram import as_pictures
+        from arb_ternary_audio.features.spectrogram import as_floats
 
         if not len(codes_T):
             return np.zeros(0)
-        picture = as_pictures(np.ascontiguousarray(self.picture(codes_T)))[None]
-        return np.asarray(to_waves(picture, self.features, self.sample_rate)[0].numpy())
+        level_1MT = as_floats(np.ascontiguousarray(self.spectrogram(codes_T)))[None]
+        return np.asarray(to_waves(level_1MT, self.features, self.sample_rate)[0].numpy())
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that :meth:`from_json` needs."""
@@ -104,15 +103,12 @@ class SoundCodec:
             rate = int(state["sample_rate"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"sound codec: {error!r}") from error
-        right = (
-            book.ndim == 2
-            and book.dtype.kind == "i"
-            and book.shape[1] == features.mels
-            and rate > 0
-        )
-        if not right or book.min() < 0 or book.max() > 255:
+        integers = book.ndim == 2 and book.dtype.kind == "i"
+        if not integers or book.shape[1] != features.mels or book.min() < 0 or book.max() > 255:
             raise DataError(
                 "sound codec: each row of the codebook must have one grey level (0 to 255) per mel "
                 "band"
             )
+        if rate < 1:
+            raise DataError(f"sound codec: the sample rate must be at least 1, not {rate}")
         return cls(book.astype(np.uint8), features, rate)

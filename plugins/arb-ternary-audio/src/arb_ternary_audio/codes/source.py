@@ -76,9 +76,9 @@ def build(config: AudioCodesConfig) -> CodesSource:
         )
     levels = source.train.data[:, 0].transpose(0, 2, 1)
     frames = levels.reshape(-1, levels.shape[2])
-    wanted = min(len(frames), _FRAMES)
-    some = frames[np.arange(wanted) * len(frames) // wanted]
-    book = fit_codebook(some, config.codes, config.rounds, config.seed % 2**32)
+    count = min(len(frames), _FRAMES)
+    fitted = frames[np.arange(count) * len(frames) // count]
+    book = fit_codebook(fitted, config.codes, config.rounds, config.seed % 2**32)
     codec = SoundCodec(book, source.features, source.train_sounds.sample_rate)
     train = _stream(codec, source.train.data)
     validation = _stream(codec, source.validation.data)
@@ -89,7 +89,7 @@ def build(config: AudioCodesConfig) -> CodesSource:
 
 def _stream(codec: SoundCodec, levels: NDArray[Any]) -> NDArray[Any]:
     """Concatenate the codes of all sounds, with a separator before each and at the end."""
-    codes_NT = codec.encode_pictures(levels)
-    begun = np.pad(codes_NT, ((0, 0), (1, 0)), constant_values=codec.boundary)
-    stream = np.append(begun.reshape(-1), codec.boundary)
+    codes_NT = codec.encode_spectrograms(levels)
+    separated = np.pad(codes_NT, ((0, 0), (1, 0)), constant_values=codec.boundary)
+    stream = np.append(separated.reshape(-1), codec.boundary)
     return stream.astype(np.min_scalar_type(codec.vocabulary_size - 1))

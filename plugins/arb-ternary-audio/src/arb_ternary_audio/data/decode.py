@@ -5,6 +5,7 @@ Files are not trusted: their claims are checked before memory is allocated for t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from math import gcd
 from pathlib import Path
@@ -16,12 +17,11 @@ from numpy.typing import NDArray
 from arb_ternary.errors import DataError
 
 #: Suffixes of the files that are read.
-SUFFIXES: Final = (".wav", ".flac", ".ogg")
+SUFFIXES: Final = frozenset({".wav", ".flac", ".ogg"})
 #: Sample rates in Hz and numbers of channels that a file may have.
 _RATES: Final = (1000, 384_000)
 _CHANNELS: Final = 64
-# : Largest of the two whole numbers by whose ratio a rate is changed: the filter has twenty taps
-# for each.
+#: Largest numerator or denominator of the ratio of two rates: the filter has twenty taps for each.
 _RATIO: Final = 4000
 
 
@@ -42,10 +42,10 @@ def read_sound(
     """
     soundfile: Any = import_module("soundfile")
     try:
-        facts = soundfile.info(path)
-        frames = int(facts.frames)
-        rate = int(facts.samplerate)
-        channels = int(facts.channels)
+        info = soundfile.info(path)
+        frames = int(info.frames)
+        rate = int(info.samplerate)
+        channels = int(info.channels)
     except (OSError, soundfile.LibsndfileError) as error:
         raise DataError(f"{path}: the sound cannot be read: {error}") from error
     if not _RATES[0] <= rate <= _RATES[1] or not 1 <= channels <= _CHANNELS:
@@ -55,8 +55,8 @@ def read_sound(
         )
     if frames < 1:
         raise DataError(f"{path}: the sound is empty", "Remove the file.")
-    most = int(np.ceil(longest * rate))
-    if frames > most and longer == "error":
+    limit = int(np.ceil(longest * rate))
+    if frames > limit and longer == "error":
         raise DataError(
             f"{path}: {frames / rate:.2f} s, and a sample has {longest:g} s",
             "Set `seconds` to the longest duration, or `longer: cut` to keep the beginning of each "
@@ -64,26 +64,60 @@ def read_sound(
         )
     try:
         channels_LC, _ = soundfile.read(
-            path, frames=min(frames, most), dtype="float64", always_2d=True
+            path, frames=min(frames, limit), dtype="float64", always_2d=True
         )
     except (OSError, soundfile.LibsndfileError) as error:
         raise DataError(f"{path}: the sound cannot be decoded: {error}") from error
     if len(channels_LC) < 1:
         raise DataError(f"{path}: the header claims {frames} samples, and there are none")
     wave = channels_LC.mean(axis=1)
-    if not np.isfinite(wave).all():
-        raise DataError(
-            f"{path}: sample {int(np.flatnonzero(~np.isfinite(wave))[0])} is not a finite number"
-        )
+    wrong = np.flatnonzero(~np.isfinite(wave))
+    if wrong.size:
+        raise DataError(f"{path}: sample {int(wrong[0])} is not a finite number")
     try:
-        return resampled(wave, rate, sample_rate)
+        return resample(wave, rate, sample_rate)
     except DataError as error:
         raise DataError(
             f"{path}: {error.what}", f"ffmpeg -i {path} -ar {sample_rate} OTHER.wav"
         ) from error
 
 
-def resampled(wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.float64]:
+def read_sounds(
+    paths: Sequence[Path],
+    sample_rate: int,
+    length: int,
+    longest: float,
+    *,
+    longer: Literal["error", "cut"],
+) -> NDArray[np.int16]:
+    """Read sounds as 16-bit samples ``[N, length]``; shorter ones are padded with silence.
+
+    Args:
+        paths: files that libsndfile reads.
+        sample_rate: of the result, in Hz.
+        length: samples per sound.
+        longest: maximum duration in seconds.
+        longer: what to do with a longer sound: an error, or keep its beginning.
+
+    Raises:
+        DataError: as for :func:`read_sound`.
+    """
+    samples_NL = np.zeros((len(paths), length), dtype=np.int16)
+    for row, path in enumerate(paths):
+        wave = read_sound(path, sample_rate, longest, longer)[:length]
+        samples_NL[row, : len(wave)] = as_pcm(wave)
+    return samples_NL
+
+
+def as_pcm(waves: NDArray[Any]) -> NDArray[np.int16]:
+    """Convert samples in [-1, 1] to 16-bit integers, rounded to the nearest.
+
+    Louder samples are clipped.
+    """
+    return np.clip(np.rint(waves * 32768.0), -32768, 32767).astype(np.int16)
+
+
+def resample(wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.float64]:
     """Resample ``wave`` with scipy's polyphase filter (a Kaiser window of 5).
 
     Raises:

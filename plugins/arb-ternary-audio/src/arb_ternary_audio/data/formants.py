@@ -13,13 +13,15 @@ import attrs
 import numpy as np
 
 from arb_ternary.config.options import Rule, option
+from arb_ternary_audio.data.decode import as_pcm
 from arb_ternary_audio.data.phones import WORDS
-from arb_ternary_audio.data.recordings import Recordings, as_pcm
+from arb_ternary_audio.data.recordings import Recordings
 from arb_ternary_audio.data.spectrograms import SpectrogramSource, spectrogram_source, tuning_split
 from arb_ternary_audio.features.mel import MelConfig
+from arb_ternary_vision.data.source import tuning_option
 
-#: Range of the signal-to-noise ratio, in decibels.
-_SPREAD: Final = 20.0
+#: Largest minus smallest signal-to-noise ratio, in decibels.
+_NOISE_RANGE: Final = 20.0
 
 # 100,000 words take ten minutes and a gigabyte.
 _count = Rule(
@@ -45,18 +47,13 @@ class FormantsConfig:
     held_out: int = option(500, "words for validation", validator=_count)
     noise_db: float = option(
         10.0,
-        f"by how many decibels a word is louder than the noise around it, at least; at most "
-        f"{_SPREAD:g} more",
+        "smallest signal-to-noise ratio of a word, in decibels; the largest is "
+        f"{_NOISE_RANGE:g} more",
         validator=_decibels,
     )
     seed: int = option(0, "chooses the voices", validator=_seed)
     features: MelConfig = option(help="how spectrograms are computed", factory=MelConfig)
-    tuning: bool = option(
-        False,
-        "choose settings with this: validate on a fifth of the training words and train on the "
-        "rest; the held-out words stay unseen",
-        validator=attrs.validators.instance_of(bool),
-    )
+    tuning: bool = tuning_option("word")
 
 
 def build(config: FormantsConfig) -> SpectrogramSource:
@@ -66,11 +63,10 @@ def build(config: FormantsConfig) -> SpectrogramSource:
         DataError: the features do not fit 8 kHz, or there are too few words for ``tuning``.
     """
     train = synthetic_words(config, 0, config.words)
-    train, validation = (
-        tuning_split(train)
-        if config.tuning
-        else (train, synthetic_words(config, 1, config.held_out))
-    )
+    if config.tuning:
+        train, validation = tuning_split(train)
+    else:
+        validation = synthetic_words(config, 1, config.held_out)
     return spectrogram_source("formants", train, validation, config.features)
 
 
@@ -85,14 +81,14 @@ def synthetic_words(config: FormantsConfig, part: int, count: int) -> Recordings
     """
     from numpy.random import RandomState
 
-    from arb_ternary_audio.data.synthesis import LENGTH, SAMPLE_RATE, say
+    from arb_ternary_audio.data.synthesis import LENGTH, SAMPLE_RATE, speak_word
 
-    noise = (config.noise_db, config.noise_db + _SPREAD)
+    noise = (config.noise_db, config.noise_db + _NOISE_RANGE)
     phones = list(WORDS.values())
     samples = np.empty((count, LENGTH), dtype=np.int16)
     for index in range(count):
         random = RandomState([config.seed % 2**32, config.seed >> 32, part, index])
-        samples[index] = as_pcm(say(phones[index % len(phones)], random, noise))
+        samples[index] = as_pcm(speak_word(phones[index % len(phones)], random, noise))
     return Recordings(
         samples, np.arange(count, dtype=np.int64) % len(phones), SAMPLE_RATE, tuple(WORDS)
     )

@@ -22,8 +22,8 @@ class Segment:
         milliseconds: duration in a word of medium pace.
         voice: amplitude of the pulses of the vocal folds.
         noise: amplitude of the turbulence.
-        formants: the first three, in Hz; for a segment without voice, where the tract moves
-            meanwhile.
+        formants: the first three, in Hz; of a segment without voice, those that the tract moves
+            to.
         noise_at: centre of the noise, in Hz.
         noise_width: one standard deviation of its spectrum, in Hz.
     """
@@ -71,8 +71,8 @@ PHONES: Final = MappingProxyType(
     }
 )
 
-# : The words, by name. They come in pairs of the same two syllables in either order, so that what
-# is said in a word : does not tell it from its partner: only when it is said does.
+#: The words, by name. They come in pairs of the same two syllables in either order, so that only
+#: the order of the sounds tells a word from its partner.
 WORDS: Final = MappingProxyType(
     {
         "masi": ("m", "a", "s", "i"),

@@ -6,7 +6,6 @@ Shapes: ``N`` sounds, ``L`` samples.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 from attrs import field, frozen
@@ -41,16 +40,6 @@ class Recordings:
     def digest(self) -> str:
         """Return the SHA-256 of samples, labels, rate and names, in hexadecimal."""
         hasher = hashlib.sha256(f"{self.samples.shape} {self.sample_rate} {self.classes}".encode())
-        for array in (
-            self.samples.astype("<i2", copy=False),
-            self.labels.astype("<i8", copy=False),
-        ):
-            hasher.update(np.ascontiguousarray(array).data)
+        hasher.update(np.ascontiguousarray(self.samples, dtype="<i2").data)
+        hasher.update(np.ascontiguousarray(self.labels, dtype="<i8").data)
         return hasher.hexdigest()
-
-
-def as_pcm(waves: NDArray[Any]) -> NDArray[np.int16]:
-    """Convert samples in [-1, 1] to 16-bit integers, rounded to the nearest; louder ones are
-    clipped.
-    """
-    return np.clip(np.rint(waves * 32768.0), -32768, 32767).astype(np.int16)

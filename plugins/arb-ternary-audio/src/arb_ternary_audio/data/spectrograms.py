@@ -1,4 +1,4 @@
-"""Recordings as a data source of pictures, which image models can train on."""
+"""Recordings as a data source of spectrograms, which image models can train on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ import attrs
 from arb_ternary.errors import DataError
 from arb_ternary_audio.data.recordings import Recordings
 from arb_ternary_audio.features.mel import MelConfig
-from arb_ternary_vision.data.source import LABELS, LabelledSource, split_by_class
+from arb_ternary_vision.data.source import (
+    LABELS,
+    TUNING_FRACTION,
+    TUNING_SEED,
+    LabelledSource,
+    split_by_class,
+)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -22,7 +28,7 @@ class SpectrogramSource(LabelledSource):
     Attributes:
         train_sounds: the sounds of the training samples.
         validation_sounds: the sounds of the held-out samples.
-        features: how the pictures were computed.
+        features: how the spectrograms were computed.
     """
 
     train_sounds: Recordings
@@ -36,7 +42,7 @@ class SpectrogramSource(LabelledSource):
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def attachments(self) -> Mapping[str, Any]:
-        """Return the names of the classes, and what turns new sounds into pictures."""
+        """Return the names of the classes, and how to compute spectrograms of new sounds."""
         sounds = {
             "sample_rate": self.train_sounds.sample_rate,
             "samples": self.train_sounds.samples.shape[1],
@@ -53,20 +59,19 @@ def spectrogram_source(
     Raises:
         DataError: the features do not fit the rate or the length of the sounds.
     """
-    from arb_ternary_audio.features.spectrogram import LEVELS, mel_pictures
+    from arb_ternary_audio.features.spectrogram import LEVELS, mel_images
     from arb_ternary_vision.data.batches import MemorySamples
 
-    def pictures(part: str, sounds: Recordings) -> MemorySamples:
-        levels = mel_pictures(sounds.samples, features, sounds.sample_rate)
-        return MemorySamples(
-            f"{name}, {part} sounds", levels, {LABELS: sounds.labels}, levels=LEVELS
-        )
+    def spectrograms(part: str, sounds: Recordings) -> MemorySamples:
+        images = mel_images(sounds.samples, features, sounds.sample_rate)
+        labels = {LABELS: sounds.labels}
+        return MemorySamples(f"{name}, {part} sounds", images, labels, levels=LEVELS)
 
     return SpectrogramSource(
         name=name,
         classes=train.classes,
-        train=pictures("training", train),
-        validation=pictures("held-out", validation),
+        train=spectrograms("training", train),
+        validation=spectrograms("held-out", validation),
         prediction_noun="sound",
         train_sounds=train,
         validation_sounds=validation,
@@ -80,7 +85,7 @@ def tuning_split(sounds: Recordings) -> tuple[Recordings, Recordings]:
     Raises:
         DataError: a class is too small for that.
     """
-    kept, taken = split_by_class(sounds.labels, 0.2, 1)
+    kept, taken = split_by_class(sounds.labels, TUNING_FRACTION, TUNING_SEED)
     if not taken.size:
         raise DataError(
             f"tuning: {len(sounds)} training sounds in {len(sounds.classes)} classes are too few "

@@ -27,13 +27,11 @@ Floats = NDArray[np.float64]
 SAMPLE_RATE: Final = 8000
 #: Samples of a word with the silence around it: 0.8 s.
 LENGTH: Final = 6400
-# : Samples from one frame to the next; a frame is twice as long, and as much again of zeros lies
-# around it.
+#: Samples from one frame to the next. A frame is twice as long and is padded to four times.
 _HOP: Final = 80
 _PADDED: Final = 4 * _HOP
 _FREQUENCIES: Final = np.arange(_PADDED // 2 + 1) * (SAMPLE_RATE / _PADDED)
-# : Bandwidths of the first three formants and of a fourth that stays, Hz (near those of Klatt,
-# 1980).
+#: Bandwidths in Hz of the first three formants and of a fixed fourth (near those of Klatt, 1980).
 _BANDWIDTHS: Final = (70.0, 100.0, 140.0, 220.0)
 _FOURTH: Final = 3500.0
 
@@ -71,7 +69,7 @@ def draw_voice(random: RandomState, segments: int) -> Voice:
     )
 
 
-def say(phones: Sequence[str], random: RandomState, noise_db: tuple[float, float]) -> Floats:
+def speak_word(phones: Sequence[str], random: RandomState, noise_db: tuple[float, float]) -> Floats:
     """Speak the phones in a random voice: float64 ``[LENGTH]`` in [-1, 1].
 
     Args:
@@ -80,32 +78,30 @@ def say(phones: Sequence[str], random: RandomState, noise_db: tuple[float, float
         noise_db: smallest and largest signal-to-noise ratio, in decibels.
     """
     segments = [segment for phone in phones for segment in PHONES[phone]]
-    word = utter(segments, draw_voice(random, len(segments)), random)
+    word = speak_segments(segments, draw_voice(random, len(segments)), random)
     start = int(random.random_sample() * (LENGTH - len(word)))
     sound = np.zeros(LENGTH)
     sound[start : start + len(word)] = word
-    distance = noise_db[0] + (noise_db[1] - noise_db[0]) * random.random_sample()
+    ratio_db = noise_db[0] + (noise_db[1] - noise_db[0]) * random.random_sample()
     loudness = np.sqrt(np.mean(word**2))
-    sound += _hiss(random) * (loudness * 10.0 ** (-distance / 20.0))
+    sound += _background(random) * (loudness * 10.0 ** (-ratio_db / 20.0))
     level = 0.1 + 0.8 * random.random_sample()
     return np.asarray(level * sound / np.abs(sound).max())
 
 
-def utter(segments: Sequence[Segment], voice: Voice, random: RandomState) -> Floats:
+def speak_segments(segments: Sequence[Segment], voice: Voice, random: RandomState) -> Floats:
     """Speak the segments, without surrounding silence or noise: float64, at most 95 % of
     ``LENGTH``.
 
     ``random`` gives the turbulence and the phase of the vibrato.
     """
-    lengths = (
-        np.array([segment.milliseconds for segment in segments])
-        * voice.pace
-        * (SAMPLE_RATE / 1000.0)
-    )
+    milliseconds = np.array([segment.milliseconds for segment in segments])
+    lengths = milliseconds * voice.pace * (SAMPLE_RATE / 1000.0)
     lengths *= min(1.0, 0.95 * LENGTH / lengths.sum())
     length = int(lengths.sum())
     tracks = _tracks(segments, voice, lengths, -(-length // _HOP) + 1)
-    return _shape(_excite(tracks, voice, random), tracks)[:length]
+    pulses, noise = _excite(tracks, voice, random)
+    return _filter(pulses, noise, tracks)[:length]
 
 
 @frozen
@@ -119,18 +115,19 @@ class _Tracks:
 
 
 def _tracks(segments: Sequence[Segment], voice: Voice, lengths: Floats, frames: int) -> _Tracks:
+    """Compute the state of the tract in each frame from segments of ``lengths`` samples."""
     centres = np.cumsum(lengths) - lengths / 2.0
     ends = np.cumsum(lengths)
     at = np.arange(frames) * float(_HOP)
-    # Amplitudes change within a frame or two, formants glide from the middle of one segment to that
-    # of the next.
+    # Amplitudes change within a frame or two. Formants glide from the middle of one segment to the
+    # middle of the next.
     which = np.minimum(np.searchsorted(ends, at, side="right"), len(segments) - 1)
     loud = np.array([[each.voice, each.noise] for each in segments]) * voice.strength[:, None]
     amplitudes = _smooth(loud[which])
     amplitudes[at >= ends[-1]] = 0.0
     places = np.array([[*each.formants, _FOURTH] for each in segments]) * voice.colour * voice.tract
     glides = np.stack([np.interp(at, centres, places[:, i]) for i in range(4)], axis=1)
-    # Pulses of the folds lose 12 dB an octave, and the mouth gives 6 back.
+    # Pulses of the vocal folds lose 12 dB per octave, and the mouth gives 6 back.
     below = np.tile(1.0 + (_FREQUENCIES / 300.0) ** 2, (frames, 1))
     for i, width in enumerate(_BANDWIDTHS):
         square = _FREQUENCIES / glides[:, i : i + 1]
@@ -151,24 +148,21 @@ def _excite(tracks: _Tracks, voice: Voice, random: RandomState) -> tuple[Floats,
     """Return pulses at the pitch and white noise, ``[T * _HOP]`` each, both with power 1."""
     length = len(tracks.voice) * _HOP
     pitch = voice.pitch * (1.0 - voice.fall * np.arange(length) / length)
-    pitch *= 1.0 + 0.01 * np.sin(
-        2.0 * np.pi * (5.0 * np.arange(length) / SAMPLE_RATE + random.random_sample())
-    )
+    vibrato = 5.0 * np.arange(length) / SAMPLE_RATE + random.random_sample()
+    pitch *= 1.0 + 0.01 * np.sin(2.0 * np.pi * vibrato)
     turns = np.floor(np.cumsum(pitch / SAMPLE_RATE))
     pulses = np.diff(turns, prepend=0.0) * np.sqrt(SAMPLE_RATE / pitch)
     return pulses, np.asarray(random.standard_normal(length))
 
 
-def _shape(sources: tuple[Floats, Floats], tracks: _Tracks) -> Floats:
-    """Filter the sources by the tract: Hann windows that add up to 1, each filtered by its frame's
-    response.
-    """
+def _filter(pulses: Floats, noise: Floats, tracks: _Tracks) -> Floats:
+    """Filter the sources by the tract: Hann windows that add up to 1, one response per frame."""
     frames = len(tracks.voice)
     window = 0.5 - 0.5 * np.cos(np.pi * np.arange(2 * _HOP) / _HOP)
     spectrum: NDArray[Any] = np.zeros((frames, len(_FREQUENCIES)), dtype=np.complex128)
     for source, amplitude, response in (
-        (sources[0], tracks.voice, tracks.resonance),
-        (sources[1], tracks.noise, tracks.turbulence),
+        (pulses, tracks.voice, tracks.resonance),
+        (noise, tracks.noise, tracks.turbulence),
     ):
         pieces = np.concatenate((np.zeros(_HOP), source)).reshape(frames + 1, _HOP)
         cut = np.zeros((frames, _PADDED))
@@ -183,7 +177,7 @@ def _shape(sources: tuple[Floats, Floats], tracks: _Tracks) -> Floats:
     return total[2:].reshape(-1)
 
 
-def _hiss(random: RandomState) -> Floats:
+def _background(random: RandomState) -> Floats:
     """Return coloured noise of power 1, ``[LENGTH]``: the background noise of a room."""
     tilt = random.random_sample() * 1.5
     spectrum = np.fft.rfft(random.standard_normal(LENGTH))

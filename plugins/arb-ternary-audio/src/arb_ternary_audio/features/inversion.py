@@ -1,4 +1,4 @@
-"""Turn pictures back into samples: magnitudes from the mel bands, phases by Griffin and Lim.
+"""Turn spectrograms back into samples: magnitudes from mel bands, phases by Griffin and Lim.
 
 A spectrogram has no phases, and fewer bands than the spectrum has frequencies, so the result is an
 approximation.
@@ -15,22 +15,20 @@ from arb_ternary_audio.features.mel import MelConfig, mel_filter_bank
 from arb_ternary_audio.features.spectrogram import short_time_spectrum
 
 
-def band_power(picture_NMT: Tensor, config: MelConfig) -> Tensor:
-    """Return the power relative to the loudest point, ``[N, M, T]`` float64, of pictures in [-1,
-    1].
+def band_power(level_NMT: Tensor, config: MelConfig) -> Tensor:
+    """Return the power relative to the loudest point, ``[N, M, T]`` float64.
 
-    -1 is silence.
+    ``level_NMT`` are spectrograms in [-1, 1]; -1 is silence.
     """
-    picture = picture_NMT.double()
-    power = 10.0 ** ((picture - 1.0) * (config.range_db / 20.0))
-    return torch.where(picture <= -1.0, 0.0, power)
+    level = level_NMT.double()
+    power = 10.0 ** ((level - 1.0) * (config.range_db / 20.0))
+    return torch.where(level <= -1.0, 0.0, power)
 
 
-def magnitudes_of(
+def mel_to_magnitudes(
     power_NMT: Tensor, config: MelConfig, sample_rate: int, iterations: int = 100
 ) -> Tensor:
-    """Return non-negative magnitudes ``[N, F, T]`` whose mel bands have ``power_NMT`` as nearly as
-    possible.
+    """Return non-negative magnitudes ``[N, F, T]`` whose mel bands best approximate ``power_NMT``.
 
     Least squares by multiplicative updates (Lee and Seung, 2001), which keep positive numbers
     positive.
@@ -54,9 +52,8 @@ def griffin_lim(
     """
     frames = magnitude_NFT.shape[-1]
     generator = torch.Generator().manual_seed(seed)
-    angle = torch.rand(magnitude_NFT.shape, dtype=torch.float64, generator=generator) * (
-        2.0 * torch.pi
-    )
+    turns = torch.rand(magnitude_NFT.shape, dtype=torch.float64, generator=generator)
+    angle = turns * (2.0 * torch.pi)
     phase = torch.polar(torch.ones_like(angle), angle)
     window = torch.hann_window(config.window, periodic=True, dtype=torch.float64)
     length = frames * config.hop
@@ -75,13 +72,13 @@ def griffin_lim(
 
 
 def to_waves(
-    picture_NMT: Tensor, config: MelConfig, sample_rate: int, *, iterations: int = 60
+    level_NMT: Tensor, config: MelConfig, sample_rate: int, *, iterations: int = 60
 ) -> Tensor:
-    """Return samples ``[N, T * hop]``, float64, with a peak of 0.9, that sound like the pictures.
+    """Return samples ``[N, T * hop]``, float64, of spectrograms in [-1, 1].
 
-    Silence stays silent.
+    The peak of each sound is 0.9; silence stays silent.
     """
-    power = band_power(picture_NMT, config)
-    waves = griffin_lim(magnitudes_of(power, config, sample_rate), config, iterations)
+    power = band_power(level_NMT, config)
+    waves = griffin_lim(mel_to_magnitudes(power, config, sample_rate), config, iterations)
     peak = waves.abs().amax(dim=-1, keepdim=True)
     return torch.where(peak > 0, 0.9 * waves / peak.clamp_min(1e-30), waves)

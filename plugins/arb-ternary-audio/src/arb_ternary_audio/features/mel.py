@@ -39,13 +39,11 @@ _bands = Rule(
 class MelConfig:
     """How mel spectrograms are computed."""
 
-    mels: int = option(
-        32, "number of number of number of mel bands, the height of the picture", validator=_bands
-    )
+    mels: int = option(32, "number of mel bands, the height of a spectrogram", validator=_bands)
     window: int = option(256, "samples per window (Hann), even", validator=_even)
     hop: int = option(
         160,
-        "samples between windows; the width of a picture is length / hop",
+        "samples between windows; the width of a spectrogram is length / hop",
         validator=positive,
     )
     low: float = option(60.0, "lower end of the first band, Hz", validator=positive)
@@ -104,9 +102,8 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
     corners = torch.tensor(
         [from_mel(low_mel + step * i) for i in range(config.mels + 2)], dtype=torch.float64
     )
-    frequency_F = (
-        torch.arange(config.window // 2 + 1, dtype=torch.float64) * sample_rate / config.window
-    )
+    index_F = torch.arange(config.window // 2 + 1, dtype=torch.float64)
+    frequency_F = index_F * sample_rate / config.window
     left = corners[:-2, None]
     centre = corners[1:-1, None]
     right = corners[2:, None]

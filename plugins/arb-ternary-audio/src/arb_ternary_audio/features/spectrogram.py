@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-#: The highest grey level of a picture.
+#: The highest grey level of a spectrogram.
 LEVELS: Final = 255
 #: Sounds transformed at a time. It bounds the memory for spectra.
 _CHUNK: Final = 64
@@ -81,20 +81,15 @@ def log_mel(waves_NL: Tensor, config: MelConfig, sample_rate: int) -> Tensor:
 
     1 is the loudest point of a sound, -1 is ``range_db`` below it.
     """
-    return (
-        decibels(mel_power(waves_NL, config, sample_rate), config.range_db)
-        * (2.0 / config.range_db)
-        + 1.0
-    )
+    level_db = decibels(mel_power(waves_NL, config, sample_rate), config.range_db)
+    return level_db * (2.0 / config.range_db) + 1.0
 
 
-def mel_pictures(
-    samples_NL: NDArray[Any], config: MelConfig, sample_rate: int
-) -> NDArray[np.uint8]:
+def mel_images(samples_NL: NDArray[Any], config: MelConfig, sample_rate: int) -> NDArray[np.uint8]:
     """Return :func:`log_mel` of 16-bit samples as grey-scale images, uint8 ``[N, 1, M, T]``.
 
     Level 0 stands for -1 and 255 for 1; a level is ``range_db / 255``, by default a third of a
-    decibel. Integer levels make the same sounds the same pictures for any number of threads.
+    decibel. Integer levels make the images of the same sounds equal for any number of threads.
     """
     parts = []
     for first in range(0, len(samples_NL), _CHUNK):
@@ -104,6 +99,6 @@ def mel_pictures(
     return np.concatenate(parts)[:, None]
 
 
-def as_pictures(levels: NDArray[np.uint8]) -> Tensor:
+def as_floats(levels: NDArray[np.uint8]) -> Tensor:
     """Convert grey levels to numbers in [-1, 1], float64."""
     return torch.from_numpy(levels).double() * (2.0 / LEVELS) - 1.0
