@@ -1,4 +1,4 @@
-"""A run on digits that takes a second: a transformer of a few thousand weights."""
+"""A run on digits that takes a second: a diffusion transformer of a few thousand weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-import sklearn.datasets  # noqa: F401  # it sets variables of OpenMP, which no test is to be blamed for
+import sklearn.datasets  # noqa: F401  # changes environment variables, which no test may do
 from attrs import frozen
 
 from arb_ternary_train.directory import RunDirectory
@@ -16,7 +16,7 @@ from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
 
 CONFIG = """
-name: pictures
+name: images
 seed: 3
 data: digits
 model: {name: dit, width: 16, layers: 1, heads: 2}
@@ -29,13 +29,13 @@ phases:
 
 
 @frozen
-class Pictures:
-    """Writes the config and runs it."""
+class ImageRuns:
+    """Writes the config into a folder and runs it there."""
 
     folder: Path
 
     def run(self, name: str, *overrides: str, **request: object) -> tuple[RunDirectory, RunReport]:
-        file = self.folder / "pictures.yaml"
+        file = self.folder / "images.yaml"
         file.write_text(CONFIG)
         directory = RunDirectory(self.folder / name)
         options = {"directory": directory.path, "reporter": Silent, **request}
@@ -43,15 +43,13 @@ class Pictures:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Pictures:
-    return Pictures(tmp_path)
+def images(tmp_path: Path) -> ImageRuns:
+    return ImageRuns(tmp_path)
 
 
 @pytest.fixture
 def files_in() -> Callable[[Path, Iterable[str]], dict[str, bytes]]:
-    """The content of every file under a folder that matches a pattern, by its path in the
-    folder.
-    """
+    """Return a function that reads the files of a folder that match patterns, by their paths."""
 
     def read(
         folder: Path, patterns: Iterable[str] = ("metrics.jsonl", "checkpoints/step*/*")

@@ -1,4 +1,4 @@
-"""The strategy `absorbing` against the loss of models that write in any order, enumerated."""
+"""The masking strategy ``absorbing`` against the enumerated loss of models of any order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arb_ternary_testing import MaskingSuite
 from arb_ternary_train.loading import load_config
 
 HIDINGS = ("count", "independent")
-#: Ids of the small examples: three of data and the mask.
+#: Number of ids of the data in the small examples, and the mask.
 IDS = 3
 MASK = 3
 
@@ -33,7 +33,7 @@ class TestIndependent(MaskingSuite):
 
 
 def masked(tokens: Any, *, seed: int = 0, hiding: Any = "count", **changes: Any) -> MaskedBatch:
-    """What the strategy makes of rows of tokens."""
+    """Apply the strategy to rows of tokens."""
     rows = torch.as_tensor(tokens)
     batch = Batch(torch.cat((rows, rows[:, :1]), dim=1), torch.arange(len(rows)))
     context = MaskContext(step=0, seed=5, vocabulary_size=IDS + 1)
@@ -41,20 +41,20 @@ def masked(tokens: Any, *, seed: int = 0, hiding: Any = "count", **changes: Any)
     return strategy.apply(batch, torch.Generator().manual_seed(seed), context)
 
 
-# --- what is hidden
+# --- hiding
 
 
-def test_as_many_rows_as_positions_have_every_number_of_hidden_positions_once() -> None:
+def test_counts_of_hidden_positions_are_evenly_spaced() -> None:
     for seed in range(5):
         made = masked(torch.zeros(12, 12, dtype=torch.int64), seed=seed)
         counts = (made.inputs == MASK).sum(dim=1)
         assert sorted(counts.tolist()) == list(range(1, 13))
         assert torch.equal(made.times, (counts / 12).float()), (
-            "a model is told the share of hidden positions"
+            "times are the shares of hidden positions"
         )
 
 
-def test_a_time_of_its_own_for_each_row_decides_how_many_independent_positions_are_hidden() -> None:
+def test_independent_hiding_follows_the_time() -> None:
     made = masked(torch.zeros(40, 5000, dtype=torch.int64), hiding="independent")
     share = (made.inputs == MASK).float().mean(dim=1)
     assert made.times is not None
@@ -66,7 +66,7 @@ def test_a_time_of_its_own_for_each_row_decides_how_many_independent_positions_a
 
 
 @pytest.mark.parametrize("hiding", HIDINGS)
-def test_a_row_has_every_time_and_every_position_is_hidden_equally_often(hiding: str) -> None:
+def test_times_and_hidden_positions_are_uniform(hiding: str) -> None:
     counts = np.zeros(4)
     hidden = np.zeros((4, 4))
     for seed in range(400):
@@ -76,13 +76,13 @@ def test_a_row_has_every_time_and_every_position_is_hidden_equally_often(hiding:
         hidden += (made.inputs == MASK).numpy()
     # Chi-square with 3 degrees of freedom exceeds 21.1 once in 10,000 times.
     assert ((counts - 100) ** 2 / 100).sum() < 21.1
-    # The share hidden is uniform: half on average where independent, 5/8 where at least one of four
-    # is.
+    # The hidden share is uniform. Its mean is 1/2 if positions are independent, and 5/8 if at least
+    # one of four is hidden.
     mean = {"count": 5 / 8, "independent": 1 / 2}[hiding]
     assert np.abs(hidden / 400 - mean).max() < 5 * 0.5 / np.sqrt(400)
 
 
-def test_every_token_counts_and_only_hidden_ones_change() -> None:
+def test_only_hidden_tokens_change() -> None:
     tokens = torch.randint(0, IDS, (6, 20), generator=torch.Generator().manual_seed(1))
     made = masked(tokens)
     assert torch.equal(made.targets, tokens)
@@ -91,13 +91,13 @@ def test_every_token_counts_and_only_hidden_ones_change() -> None:
     assert torch.equal(made.inputs[~hidden], tokens[~hidden])
 
 
-def test_a_mask_token_in_the_data_is_refused_with_the_way_out() -> None:
+def test_mask_token_in_the_data_is_refused() -> None:
     with pytest.raises(DataError, match="token id 3 at position 1 is the mask token") as caught:
         masked([[0, 3, 1]])
     assert "with_mask_token" in caught.value.hint
 
 
-def test_a_mask_token_outside_the_vocabulary_is_refused() -> None:
+def test_mask_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(ConfigError, match="mask_token_id: 9 is outside the vocabulary of 4 ids"):
         masked([[0, 1]], mask_token_id=9)
 
@@ -106,23 +106,19 @@ def test_a_mask_token_outside_the_vocabulary_is_refused() -> None:
 
 
 def table_of(seed: int, positions: int) -> np.ndarray:
-    """Probabilities ``[state, position, id]`` of a model without meaning; a state is a number in
-    base ``IDS + 1``.
-    """
+    """Return random predictions ``[state, position, id]`` for :func:`state_of`."""
     logits = np.random.default_rng(seed).normal(0, 1.5, ((IDS + 1) ** positions, positions, IDS))
     return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
 
 
 def state_of(tokens: Any) -> Any:
-    """The row of a table for tokens ``[..., S]``."""
+    """Return the state of tokens ``[..., S]``: a number in base ``IDS + 1``."""
     tokens = np.asarray(tokens)
     return tokens @ (IDS + 1) ** np.arange(tokens.shape[-1])
 
 
 def any_order(row: tuple[int, ...], table: np.ndarray) -> float:
-    """Mean over all orders of the negative log-likelihood of a model that writes ``row`` in that
-    order.
-    """
+    """Return the mean over all orders of the negative log-likelihood of writing ``row``."""
     total = 0.0
     orders = list(permutations(range(len(row))))
     for order in orders:
@@ -134,7 +130,7 @@ def any_order(row: tuple[int, ...], table: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("hiding", HIDINGS)
-def test_the_expected_loss_is_that_of_a_model_that_writes_in_any_order(hiding: str) -> None:
+def test_expected_loss_is_that_of_any_order(hiding: str) -> None:
     row = (2, 0, 1, 1)
     rows = 40_000
     table = table_of(3, len(row))
@@ -146,12 +142,11 @@ def test_the_expected_loss_is_that_of_a_model_that_writes_in_any_order(hiding: s
     assert losses.shape == (rows * len(row),)
     assert losses.dtype == torch.float32
     sums = losses.view(rows, len(row)).sum(dim=1).double()
-    # Rows that are spread over the times vary less than independent ones, for which this bound is
-    # one of 5 sigma.
+    # Rows with evenly spaced times vary less than independent rows, for which this is 5 sigma.
     assert abs(float(sums.mean()) - any_order(row, table)) < 5 * float(sums.std()) / rows**0.5
 
 
-def test_the_loss_of_one_batch_by_hand() -> None:
+def test_loss_matches_computation_by_hand() -> None:
     targets = torch.tensor([[0, 1, 2], [2, 2, 0]])
     inputs = torch.tensor([[0, MASK, 2], [MASK, 2, MASK]])
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(2))
@@ -159,7 +154,7 @@ def test_the_loss_of_one_batch_by_hand() -> None:
         inputs, targets, torch.ones(2, 3, dtype=torch.bool), torch.tensor([1 / 3, 2 / 3])
     )
     losses = AbsorbingMasking().losses(logits, made).view(2, 3)
-    # the model has an id more than the data: 4
+    # The model has one id more than the data: 4.
     allowed = np.delete(logits.double().numpy(), MASK, axis=2)
     entropy = np.log(np.exp(allowed).sum(axis=2))[..., None] - allowed
     expected = np.zeros((2, 3))
@@ -169,7 +164,7 @@ def test_the_loss_of_one_batch_by_hand() -> None:
     assert np.allclose(losses.numpy(), expected, rtol=1e-5)
 
 
-def test_what_is_not_hidden_has_no_gradient_and_the_logit_of_the_mask_neither() -> None:
+def test_visible_tokens_and_the_mask_have_no_gradient() -> None:
     made = masked([[0, 1, 2, 0, 1, 2]], seed=4)
     logits = torch.randn(
         1, 6, IDS + 1, generator=torch.Generator().manual_seed(1), requires_grad=True
@@ -183,13 +178,13 @@ def test_what_is_not_hidden_has_no_gradient_and_the_logit_of_the_mask_neither() 
     assert bool((logits.grad[..., MASK] == 0).all())
 
 
-def test_a_batch_without_hidden_tokens_has_the_loss_0() -> None:
+def test_batch_without_hidden_tokens_has_loss_0() -> None:
     targets = torch.tensor([[0, 1]])
     made = MaskedBatch(targets, targets, torch.ones(1, 2, dtype=torch.bool), torch.tensor([0.001]))
     assert AbsorbingMasking().losses(torch.zeros(1, 2, 4), made).tolist() == [0.0, 0.0]
 
 
-def test_the_second_moment_with_counts_is_the_smaller_one() -> None:
+def test_counts_have_the_smaller_second_moment() -> None:
     row = (2, 0, 1, 1)
     table = table_of(3, len(row))
     spread = {}
@@ -204,7 +199,7 @@ def test_the_second_moment_with_counts_is_the_smaller_one() -> None:
 # --- configs
 
 
-def test_a_causal_model_and_a_text_that_uses_every_id_are_faults_of_the_config(
+def test_config_refuses_causal_models_and_characters(
     tmp_path: Any,
 ) -> None:
     text = """
@@ -216,9 +211,7 @@ optimizer: scaled_votes
 phases: [{name: standard, steps: 1, batch_size: 2, block_size: 32}]
 """
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(
-        ConfigError, match="masking: asks for tokens from what stands on both sides"
-    ):
+    with pytest.raises(ConfigError, match="masking: predicts tokens from both sides"):
         load_config(tmp_path / "config.yaml")
     (tmp_path / "config.yaml").write_text(
         text.replace("max_length: 32", "max_length: 32, causal: false")

@@ -1,3 +1,5 @@
+"""The models ``dit`` and ``unet``."""
+
 from __future__ import annotations
 
 import math
@@ -15,49 +17,49 @@ from arb_ternary_diffusion.models.config import DiTConfig, UNetConfig
 from arb_ternary_diffusion.models.denoiser import time_features
 from arb_ternary_diffusion.models.dit import DiT
 from arb_ternary_diffusion.models.unet import UNet
-from arb_ternary_diffusion.pictures import Denoises
+from arb_ternary_text.models.config import FLOAT_PARTS
 from arb_ternary_train.audit import audit
 from arb_ternary_train.capabilities import takes_time
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-FLOATS = ("embedding", "head", "norms", "linears")
 KINDS = ("dit", "unet")
 
 
-def made(kind: str, **options: Any) -> DiT | UNet:
+def make_model(kind: str, **options: Any) -> DiT | UNet:
     torch.manual_seed(0)
     if kind == "dit":
         return DiT(DiTConfig(**{"width": 16, "layers": 2, "heads": 2, **options}), 3)
     return UNet(UNetConfig(**{"width": 8, "layers": 1, **options}), 3)
 
 
-def asked(channels: int = 1, height: int = 8, width: int = 8) -> tuple[Tensor, Tensor]:
+def noisy_images(channels: int = 1, height: int = 8, width: int = 8) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(5, channels, height, width, generator=generator), torch.linspace(0, 1, 5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pure_model_has_no_float_and_every_part_of_it_learns(kind: str) -> None:
-    model = made(kind)
+def test_every_part_of_a_pure_model_learns(kind: str) -> None:
+    model = make_model(kind)
     assert takes_time(model)
-    assert isinstance(model, Denoises)
     assert audit(model).pure
-    noisy, time = asked()
-    born = {name: each.trits() for name, each in ternary_modules(model)}
+    noisy, time = noisy_images()
+    initial = {name: each.trits() for name, each in ternary_modules(model)}
     optimizer = ScaledVotes(dict(ternary_modules(model)), lr=0.5)
-    # what is zero at birth, the way from the condition into the blocks, hides what comes before it
+    # Weights that start at zero, from the condition into the blocks, hide those before them.
     for _ in range(8):
         model(noisy, time, torch.tensor([0, 1, 2, 3, 3])).square().mean().backward()
         optimizer.step()
-    still = [name for name, each in ternary_modules(model) if torch.equal(each.trits(), born[name])]
+    still = [
+        name for name, each in ternary_modules(model) if torch.equal(each.trits(), initial[name])
+    ]
     assert still == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_float_twin_has_as_many_weights_and_nothing_ternary(kind: str) -> None:
-    pure = made(kind)
-    twin = made(kind, float_parts=FLOATS, activations="float")
-    found = collect_trainable(twin)
+def test_float_model_has_as_many_weights(kind: str) -> None:
+    pure = make_model(kind)
+    floating = make_model(kind, float_parts=FLOAT_PARTS, activations="float")
+    found = collect_trainable(floating)
     assert set(found.parts) == {"float"}
     matrices = sum(each.numel() for each in found.floats.values() if each.dim() > 1)
     assert matrices == sum(math.prod(each.trits().shape) for _, each in ternary_modules(pure))
@@ -67,44 +69,44 @@ def test_the_float_twin_has_as_many_weights_and_nothing_ternary(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_planned_is_what_an_optimizer_finds(kind: str) -> None:
+def test_plan_is_what_an_optimizer_finds(kind: str) -> None:
     for options in (
         {},
-        {"float_parts": FLOATS, "activations": "float"},
+        {"float_parts": FLOAT_PARTS, "activations": "float"},
         {"float_parts": ("norms", "head")},
     ):
-        model = made(kind, **options)
+        model = make_model(kind, **options)
         assert model.options.planned().kinds == set(collect_trainable(model).parts)
 
 
 @pytest.mark.parametrize(
     ("kind", "options"), [("dit", {"patch_size": (4, 2)}), ("unet", {"levels": 3})]
 )
-def test_pictures_of_any_shape_come_out_as_they_came_in(kind: str, options: dict[str, Any]) -> None:
-    model = made(kind, image_size=(8, 12), channels=3, **options)
-    noisy, time = asked(3, 8, 12)
+def test_predictions_have_the_shape_of_images(kind: str, options: dict[str, Any]) -> None:
+    model = make_model(kind, image_size=(8, 12), channels=3, **options)
+    noisy, time = noisy_images(3, 8, 12)
     assert model(noisy, time).shape == noisy.shape
 
 
-def test_a_patch_is_put_back_where_it_was_cut() -> None:
-    model = made("dit", image_size=(4, 6), patch_size=(2, 3), channels=2)
+def test_join_patches_inverts_the_cut() -> None:
+    model = make_model("dit", image_size=(4, 6), patch_size=(2, 3), channels=2)
     assert isinstance(model, DiT)
-    pictures = torch.arange(2 * 2 * 4 * 6.0).view(2, 2, 4, 6)
+    images = torch.arange(2 * 2 * 4 * 6.0).view(2, 2, 4, 6)
     cut = [
-        pictures[:, :, row : row + 2, column : column + 3].reshape(2, -1)
+        images[:, :, row : row + 2, column : column + 3].reshape(2, -1)
         for row in (0, 2)
         for column in (0, 3)
     ]
-    assert torch.equal(model.joined(torch.stack(cut, dim=1)), pictures)
+    assert torch.equal(model.join_patches(torch.stack(cut, dim=1)), images)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_picture_is_denoised_by_its_own_time_and_class(kind: str) -> None:
-    model = made(kind, float_parts=FLOATS, activations="float")
+def test_each_image_has_its_own_time_and_class(kind: str) -> None:
+    model = make_model(kind, float_parts=FLOAT_PARTS, activations="float")
     for module in model.modules():
-        if isinstance(module, nn.Linear) and not module.weight.any():  # born zero
+        if isinstance(module, nn.Linear) and not module.weight.any():  # starts at zero
             nn.init.normal_(module.weight, std=0.1)
-    noisy, time = asked()
+    noisy, time = noisy_images()
     labels = torch.tensor([0, 1, 2, 0, 1])
     found = model(noisy, time, labels)
     for changed in (model(noisy, time.flip(0), labels), model(noisy, time, (labels + 1) % 3)):
@@ -118,17 +120,17 @@ def test_each_picture_is_denoised_by_its_own_time_and_class(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_class_that_is_none_is_refused(kind: str) -> None:
-    noisy, time = asked()
+def test_unknown_class_is_refused(kind: str) -> None:
+    noisy, time = noisy_images()
     with pytest.raises(DataError, match="from 0 to 4, and the model was made for 3 classes"):
-        made(kind)(noisy, time, torch.tensor([0, 1, 2, 3, 4]))
+        make_model(kind)(noisy, time, torch.tensor([0, 1, 2, 3, 4]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_computes_in_the_dtype_that_it_is_given(kind: str) -> None:
-    noisy, time = asked()
-    for options in ({}, {"float_parts": FLOATS, "activations": "float"}):
-        model = made(kind, **options)
+def test_set_dtype(kind: str) -> None:
+    noisy, time = noisy_images()
+    for options in ({}, {"float_parts": FLOAT_PARTS, "activations": "float"}):
+        model = make_model(kind, **options)
         wide = model(noisy, time)
         model.set_dtype(torch.bfloat16)
         narrow = model(noisy, time)
@@ -136,7 +138,7 @@ def test_it_computes_in_the_dtype_that_it_is_given(kind: str) -> None:
         torch.testing.assert_close(narrow.float(), wide, rtol=0.2, atol=0.3)
 
 
-def test_times_are_sines_and_cosines_of_a_thousand_units() -> None:
+def test_time_features_are_sines_and_cosines() -> None:
     time = np.array([0.0, 0.001, 0.5, 1.0])
     speed = 10000.0 ** (-2 * np.arange(3) / 6)
     angle = 1000 * time[:, None] * speed
@@ -147,7 +149,7 @@ def test_times_are_sines_and_cosines_of_a_thousand_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "said"),
+    ("config", "options", "message"),
     [
         (
             DiTConfig,
@@ -160,8 +162,6 @@ def test_times_are_sines_and_cosines_of_a_thousand_units() -> None:
         (UNetConfig, {"image_size": (8, 0)}, "'image_size' must be from 1"),
     ],
 )
-def test_options_that_fit_nothing_are_named(
-    config: Any, options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_configs_refuse_contradictions(config: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         config(**options)

@@ -1,3 +1,5 @@
+"""The masking strategy ``noise``."""
+
 from __future__ import annotations
 
 import math
@@ -18,8 +20,8 @@ EVALUATION = MaskContext(step=3, seed=0, vocabulary_size=10, training=False)
 
 
 def batch(count: int = 64) -> Batch:
-    pictures = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    return Batch(pictures, torch.arange(count), {"labels": torch.arange(count) % 10})
+    images = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return Batch(images, torch.arange(count), {"labels": torch.arange(count) % 10})
 
 
 def masked(
@@ -30,31 +32,31 @@ def masked(
     return strategy.apply(batch(count), torch.Generator().manual_seed(seed), context)
 
 
-def test_inputs_are_the_picture_and_noise_in_the_shares_of_their_time() -> None:
-    asked = masked(prediction="epsilon", schedule="linear")
-    assert asked.times is not None
-    kept = alpha_bar("linear", asked.times)[:, None, None, None]
-    expected = kept.sqrt() * batch().data + (1 - kept).sqrt() * asked.targets
-    torch.testing.assert_close(asked.inputs.double(), expected, rtol=0, atol=1e-6)
-    assert float(asked.targets.mean()) == pytest.approx(0, abs=5 / math.sqrt(1024))
-    assert float(asked.targets.std()) == pytest.approx(1, abs=5 / math.sqrt(2 * 1024))
+def test_inputs_mix_image_and_noise_by_time() -> None:
+    noisy = masked(prediction="epsilon", schedule="linear")
+    assert noisy.times is not None
+    kept = alpha_bar("linear", noisy.times)[:, None, None, None]
+    expected = kept.sqrt() * batch().data + (1 - kept).sqrt() * noisy.targets
+    torch.testing.assert_close(noisy.inputs.double(), expected, rtol=0, atol=1e-6)
+    assert float(noisy.targets.mean()) == pytest.approx(0, abs=5 / math.sqrt(1024))
+    assert float(noisy.targets.std()) == pytest.approx(1, abs=5 / math.sqrt(2 * 1024))
 
 
 @pytest.mark.parametrize("prediction", get_args(PredictionName))
-def test_what_is_predicted_is_of_the_same_picture_and_noise(prediction: PredictionName) -> None:
-    asked = masked(prediction=prediction)
+def test_targets_are_of_the_same_image_and_noise(prediction: PredictionName) -> None:
+    noisy = masked(prediction=prediction)
     noise = masked(prediction="epsilon").targets
-    assert asked.times is not None
-    kept = alpha_bar("cosine", asked.times).float()[:, None, None, None]
+    assert noisy.times is not None
+    kept = alpha_bar("cosine", noisy.times).float()[:, None, None, None]
     known = {
         "x0": batch().data,
         "epsilon": noise,
         "v": kept.sqrt() * noise - (1 - kept).sqrt() * batch().data,
     }
-    torch.testing.assert_close(asked.targets, known[prediction], rtol=0, atol=1e-6)
+    torch.testing.assert_close(noisy.targets, known[prediction], rtol=0, atol=1e-6)
 
 
-def test_times_of_a_batch_lie_evenly_from_a_random_start() -> None:
+def test_training_times_are_evenly_spaced() -> None:
     first = masked(seed=1).times
     second = masked(seed=2).times
     assert first is not None
@@ -68,19 +70,19 @@ def test_times_of_a_batch_lie_evenly_from_a_random_start() -> None:
     assert not torch.equal(first, first.sort().values)
 
 
-def test_evaluation_asks_at_fixed_times_and_keeps_every_class() -> None:
-    asked = masked(EVALUATION, label_dropout=1.0)
-    assert asked.times is not None
+def test_evaluation_has_fixed_times_and_all_classes() -> None:
+    noisy = masked(EVALUATION, label_dropout=1.0)
+    assert noisy.times is not None
     torch.testing.assert_close(
-        asked.times.sort().values, (torch.arange(64) + 0.5) / 64, rtol=0, atol=1e-6
+        noisy.times.sort().values, (torch.arange(64) + 0.5) / 64, rtol=0, atol=1e-6
     )
-    assert torch.equal(asked.arguments["labels"], batch().extras["labels"])
+    assert torch.equal(noisy.arguments["labels"], batch().extras["labels"])
     again = masked(EVALUATION, label_dropout=1.0)
-    assert torch.equal(asked.inputs, again.inputs)
-    assert torch.equal(asked.times, again.times)  # type: ignore[arg-type]
+    assert torch.equal(noisy.inputs, again.inputs)
+    assert torch.equal(noisy.times, again.times)  # type: ignore[arg-type]
 
 
-def test_classes_are_dropped_as_often_as_asked_for() -> None:
+def test_label_dropout_is_the_share_of_dropped_classes() -> None:
     def dropped(share: float) -> float:
         labels = masked(count=4000, label_dropout=share).arguments["labels"]
         kept = labels != 10
@@ -92,23 +94,23 @@ def test_classes_are_dropped_as_often_as_asked_for() -> None:
     assert dropped(1.0) == 1
 
 
-def test_pictures_without_classes_have_no_labels() -> None:
-    asked = NoiseMasking(NoiseConfig()).apply(
+def test_images_without_classes_have_no_labels() -> None:
+    noisy = NoiseMasking(NoiseConfig()).apply(
         Batch(batch().data, torch.arange(64)), torch.Generator().manual_seed(0), TRAINING
     )
-    assert asked.arguments == {}
+    assert noisy.arguments == {}
 
 
-def test_the_loss_of_a_picture_is_its_mean_squared_error() -> None:
-    asked = masked()
-    output = asked.targets + torch.arange(64.0)[:, None, None, None]
-    found = NoiseMasking(NoiseConfig()).losses(output, asked)
-    assert found.shape == asked.loss_mask.shape
+def test_loss_is_the_mean_squared_error() -> None:
+    noisy = masked()
+    output = noisy.targets + torch.arange(64.0)[:, None, None, None]
+    found = NoiseMasking(NoiseConfig()).losses(output, noisy)
+    assert found.shape == noisy.loss_mask.shape
     torch.testing.assert_close(found, torch.arange(64.0).square(), rtol=1e-5, atol=1e-5)
 
 
-def test_ids_of_text_are_refused() -> None:
-    with pytest.raises(DataError, match=r"int64 \[2, 9\], not pictures"):
+def test_masking_refuses_ids_of_text() -> None:
+    with pytest.raises(DataError, match=r"int64 \[2, 9\], not images"):
         NoiseMasking(NoiseConfig()).apply(
             Batch(torch.zeros(2, 9, dtype=torch.int64), torch.arange(2)),
             torch.Generator(),

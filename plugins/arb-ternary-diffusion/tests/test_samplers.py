@@ -1,6 +1,4 @@
-"""Samplers on Gaussian data, whose best denoiser is known: every step is then an affine map of
-numbers.
-"""
+"""Samplers on Gaussian data, whose best model is known: every step is then an affine map."""
 
 from __future__ import annotations
 
@@ -12,34 +10,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from arb_ternary_diffusion.noise import Parts, alpha_bar, level, target_of
+from arb_ternary_diffusion.noise import Parts, alpha_bar, level, prediction_target
 from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
-from arb_ternary_diffusion.samplers import Denoiser, draw, guided
+from arb_ternary_diffusion.samplers import Predict, draw, guide
 
 PREDICTIONS = get_args(PredictionName)
 MEAN = 0.4
 SPREAD = 0.3
 
 
-def best_denoiser(
+def best_prediction(
     prediction: PredictionName, schedule: ScheduleName, mean: float = MEAN
-) -> Denoiser:
-    """``E[x0 | x_t]`` of data ``N(mean, SPREAD^2)``, said as ``prediction``."""
+) -> Predict:
+    """Predict ``E[x0 | x_t]`` of data ``N(mean, SPREAD^2)``, expressed as ``prediction``."""
 
     def predicted(x_t: Tensor, time_B: Tensor) -> Tensor:
         at = level(schedule, time_B, x_t)
         excess = x_t - at.alpha * mean
         x0 = mean + at.alpha * SPREAD**2 * excess / (at.alpha**2 * SPREAD**2 + at.sigma**2)
         epsilon = at.sigma * excess / (at.alpha**2 * SPREAD**2 + at.sigma**2)
-        return target_of(prediction, Parts(x0, epsilon), at)
+        return prediction_target(prediction, Parts(x0, epsilon), at)
 
     return predicted
 
 
 def spread_after(schedule: ScheduleName, steps: int, eta: float) -> float:
-    """Standard deviation of the samples: a recursion over Song et al.'s equation 12 in Python's own
-    numbers.
-    """
+    """Return the samples' standard deviation, by a recursion over Song et al.'s equation 12."""
     kept = [
         float(alpha_bar(schedule, torch.tensor(1 - k / steps, dtype=torch.float64)))
         for k in range(steps)
@@ -71,12 +67,12 @@ def fresh(seed: int, count: int) -> Callable[[], Tensor]:
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleName))
 @pytest.mark.parametrize("prediction", PREDICTIONS)
-def test_ddim_maps_noise_as_its_steps_say(
+def test_ddim_is_the_affine_map_of_its_steps(
     prediction: PredictionName, schedule: ScheduleName
 ) -> None:
     points = torch.tensor([[-1.0], [0.0], [2.0]])
     drawn = draw(
-        best_denoiser(prediction, schedule),
+        best_prediction(prediction, schedule),
         points,
         prediction=prediction,
         schedule=schedule,
@@ -88,10 +84,9 @@ def test_ddim_maps_noise_as_its_steps_say(
 
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleName))
-def test_ddim_becomes_the_flow_of_the_differential_equation(schedule: ScheduleName) -> None:
-    # The flow of Gaussian data keeps the place of each point in its distribution: (x_t - alpha mu)
-    # / std(x_t) is constant on it, so that x_0 = mu + s (x_1 - alpha_1 mu) / sqrt(alpha_1^2 s^2 +
-    # sigma_1^2).
+def test_ddim_converges_to_the_probability_flow(schedule: ScheduleName) -> None:
+    # The flow of Gaussian data keeps (x_t - alpha mu) / std(x_t) constant, so that x_0 = mu + s
+    # (x_1 - alpha_1 mu) / sqrt(alpha_1^2 s^2 + sigma_1^2).
     points = torch.tensor([[-2.0], [0.5], [1.5]], dtype=torch.float64)
     last = float(alpha_bar(schedule, torch.tensor(1.0)))
     exact = MEAN + SPREAD * (points - math.sqrt(last) * MEAN) / math.sqrt(
@@ -100,7 +95,7 @@ def test_ddim_becomes_the_flow_of_the_differential_equation(schedule: ScheduleNa
 
     def error(steps: int) -> float:
         drawn = draw(
-            best_denoiser("v", schedule),
+            best_prediction("v", schedule),
             points,
             prediction="v",
             schedule=schedule,
@@ -121,7 +116,7 @@ def test_moments_of_samplers_that_add_noise(
     count = 40_000
     steps = 25
     drawn = draw(
-        best_denoiser(prediction, "cosine"),
+        best_prediction(prediction, "cosine"),
         noise(count),
         prediction=prediction,
         schedule="cosine",
@@ -132,13 +127,13 @@ def test_moments_of_samplers_that_add_noise(
         fresh=fresh(4, count),
     )
     spread = spread_after("cosine", steps, 1.0 if sampler == "ddpm" else eta)
-    # of the mean; that of the standard deviation is smaller by sqrt(2)
+    # Error of the mean; that of the standard deviation is smaller by sqrt(2).
     error = spread / math.sqrt(count)
     assert float(drawn.mean()) == pytest.approx(MEAN, abs=5 * error)
     assert float(drawn.std()) == pytest.approx(spread, abs=4 * error)
 
 
-def test_ddpm_reaches_the_variance_of_the_data_in_many_steps() -> None:
+def test_ddpm_converges_to_the_variance_of_the_data() -> None:
     def error(steps: int) -> float:
         return SPREAD - spread_after("cosine", steps, 1.0)
 
@@ -146,10 +141,10 @@ def test_ddpm_reaches_the_variance_of_the_data_in_many_steps() -> None:
     assert error(2000) == pytest.approx(error(1000) / 2, rel=0.05)  # falls as one over the steps
 
 
-def test_ddpm_is_ddim_with_all_its_noise() -> None:
+def test_ddpm_is_ddim_with_eta_1() -> None:
     def drawn(sampler: str, eta: float) -> Tensor:
         return draw(
-            best_denoiser("v", "linear"),
+            best_prediction("v", "linear"),
             noise(50, torch.float64),
             prediction="v",
             schedule="linear",
@@ -164,7 +159,7 @@ def test_ddpm_is_ddim_with_all_its_noise() -> None:
 
 def test_samples_stay_within_the_limit() -> None:
     drawn = draw(
-        best_denoiser("v", "cosine"),
+        best_prediction("v", "cosine"),
         noise(200),
         prediction="v",
         schedule="cosine",
@@ -173,7 +168,7 @@ def test_samples_stay_within_the_limit() -> None:
     )
     assert float(drawn.abs().max()) == 0.5
     free = draw(
-        best_denoiser("v", "cosine"),
+        best_prediction("v", "cosine"),
         noise(200),
         prediction="v",
         schedule="cosine",
@@ -183,33 +178,33 @@ def test_samples_stay_within_the_limit() -> None:
     assert float(free.abs().max()) > 0.6
 
 
-def test_guidance_of_weight_one_and_zero_are_the_denoisers_themselves() -> None:
-    one = best_denoiser("v", "cosine")
-    other = best_denoiser("v", "cosine", mean=-0.2)
-    assert guided(one, other, 1.0) is one
-    assert guided(one, other, 0.0) is other
+def test_guidance_of_weight_one_and_zero() -> None:
+    one = best_prediction("v", "cosine")
+    other = best_prediction("v", "cosine", mean=-0.2)
+    assert guide(one, other, 1.0) is one
+    assert guide(one, other, 0.0) is other
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
-def test_guidance_is_the_same_whatever_is_predicted(prediction: PredictionName) -> None:
-    # Of two Gaussians of one variance, guidance is the Gaussian whose mean lies on the line through
-    # both.
-    both = guided(
-        best_denoiser(prediction, "cosine", 0.2), best_denoiser(prediction, "cosine", -0.1), 2.5
+def test_guidance_does_not_depend_on_the_prediction(prediction: PredictionName) -> None:
+    # Guidance of two Gaussians of equal variance is a Gaussian whose mean is on the line through
+    # both means.
+    both = guide(
+        best_prediction(prediction, "cosine", 0.2), best_prediction(prediction, "cosine", -0.1), 2.5
     )
     time = torch.linspace(0.05, 1, 40)
-    expected = best_denoiser(prediction, "cosine", -0.1 + 2.5 * 0.3)(noise(40), time)
+    expected = best_prediction(prediction, "cosine", -0.1 + 2.5 * 0.3)(noise(40), time)
     torch.testing.assert_close(both(noise(40), time), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("options", "message"),
     [({"steps": 0}, "steps"), ({"eta": -1.0}, "eta"), ({"sampler": "ddpm", "eta": 0.5}, "eta")],
 )
-def test_what_a_sampler_refuses(options: dict[str, object], what: str) -> None:
-    with pytest.raises(ValueError, match=what):
+def test_draw_refuses_values_out_of_range(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         draw(
-            best_denoiser("v", "cosine"),
+            best_prediction("v", "cosine"),
             noise(2),
             **({"prediction": "v", "schedule": "cosine", "steps": 2} | options),
         )  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Runs with masking: absorbing, and `arb generate` from them."""
+"""Runs with masking: absorbing, and the generator ``text_diffusion``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def generated(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str
 # --- training
 
 
-def test_every_token_counts_and_the_unit_says_that_it_is_a_bound(run: Path) -> None:
+def test_every_token_counts_in_a_bound(run: Path) -> None:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["tokens"] for record in records if record["event"] == "train"] == [
         4 * 32 * step for step in (1, 2, 3, 4)
@@ -83,24 +83,20 @@ def test_every_token_counts_and_the_unit_says_that_it_is_a_bound(run: Path) -> N
     ]
 
 
-class Ignorant(nn.Module):
-    """Finds all 256 ids equally likely."""
+class Uniform(nn.Module):
+    """Predicts all 256 ids with equal probability."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.zeros(*tokens.shape, 256)
 
 
-def test_an_evaluation_of_a_model_that_knows_nothing_is_the_logarithm_of_the_ids(
-    tmp_path: Path,
-) -> None:
-    """Each row is asked for k of S tokens, which weigh S / k: a token costs log 255 on average,
-    without the mask.
-    """
+def test_evaluation_of_a_uniform_model(tmp_path: Path) -> None:
+    """The k of S tokens that are hidden have the weight S / k, so a token costs log 255."""
     config = load_config(configured(tmp_path)).config
     data = config.data.build()
     masking = config.masking.build()
     measured = evaluate(
-        Ignorant(),
+        Uniform(),
         data,
         masking,
         batch_size=4,
@@ -114,7 +110,7 @@ def test_an_evaluation_of_a_model_that_knows_nothing_is_the_logarithm_of_the_ids
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path, exact: bool) -> None:
+def test_resumed_run_is_bitwise(tmp_path: Path, exact: bool) -> None:
     more = "checks: [pure]\n" + "exact: true\n" * exact
     whole = trained(tmp_path / "whole", more=more)
     cut = tmp_path / "cut"
@@ -134,37 +130,33 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path, exact: bool) -> 
     assert load_config(cut / "config.yaml").config.model.options.activations == "int8"
 
 
-# --- drawing
+# --- generator
 
 
-def test_text_is_drawn_by_the_generator_for_the_masking(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompt_is_continued(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = generated(capsys, run, "--seed", "1", "--max-new-tokens", "20", "--prompt", "the ")
     assert text.startswith("the ")
     shown = text.removesuffix("\n")
-    assert 4 < len(shown) <= 4 + 20, "a token is a byte, and a character is one byte at least"
+    assert 4 < len(shown) <= 4 + 20, "a token is a byte, and a character at least one byte"
 
 
-def test_gaps_are_filled_and_the_prompt_stays(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gaps_are_filled(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "the qu__k brown"
     for order in ("ancestral", "confidence"):
         text = generated(
             capsys, run, "--prompt", prompt, "--order", order, "--seed", "0", "--top-k", "3"
         )
         filled = text.removesuffix("\n").encode()
-        # Two tokens of any bytes; what is no UTF-8 reads as U+FFFD.
+        # Two tokens of any bytes; bytes that are not UTF-8 are shown as U+FFFD.
         assert re.fullmatch(rb"the qu.+k brown", filled, re.DOTALL)
 
 
-def test_the_same_seed_gives_the_same_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_seed_gives_the_same_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [generated(capsys, run, "--seed", seed, "--steps", "5") for seed in ("7", "7", "8")]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_steps_are_shown_with_their_gaps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_steps_prints_gaps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = generated(
         capsys,
         run,
@@ -182,7 +174,7 @@ def test_steps_are_shown_with_their_gaps(run: Path, capsys: pytest.CaptureFixtur
     assert text.split("\n")[1].count("#") == 2
 
 
-def test_without_a_prompt_the_text_fills_the_context(
+def test_text_without_prompt_fills_the_context(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = load_run(run).model.max_length
@@ -190,11 +182,9 @@ def test_without_a_prompt_the_text_fills_the_context(
     assert len(text.removesuffix("\n")) == seen == 32
 
 
-def test_a_run_on_tokens_to_come_is_refused_with_the_way_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_causal_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     causal = trained(tmp_path, masking="causal", causal="true", steps=1)
     assert main(["generate", str(causal), "--with", "text_diffusion"]) == 2
-    said = capsys.readouterr().err
-    assert "does not fill in hidden tokens" in said
-    assert "masking: absorbing" in said
+    message = capsys.readouterr().err
+    assert "does not fill in hidden tokens" in message
+    assert "masking: absorbing" in message

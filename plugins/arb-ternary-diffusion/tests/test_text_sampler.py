@@ -1,11 +1,8 @@
-"""Drawing hidden tokens with a model that knows the truth, against distributions that are
-enumerated.
-"""
+"""Drawing hidden tokens with a model that knows the truth, against enumerated distributions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -15,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary_diffusion.text_sampler import Filling, denoiser, generator_of
+from arb_ternary_diffusion.text_sampler import Filling, Predict, predictor
+from arb_ternary_text.models.generate import seeded_generator
 
 #: Ids of the data, and the mask.
 IDS = 3
@@ -24,17 +22,15 @@ POSITIONS = 3
 TEXTS = list(product(range(IDS), repeat=POSITIONS))
 STATES = list(product(range(IDS + 1), repeat=POSITIONS))
 
-# : A chain in which a token is rarely followed by itself, so that neighbours must not be drawn
-# independently.
+#: A Markov chain in which a token is rarely followed by itself, so that neighbours must not be
+#: drawn independently.
 FIRST = np.array([0.5, 0.3, 0.2])
 NEXT = np.array([[0.1, 0.6, 0.3], [0.7, 0.1, 0.2], [0.45, 0.45, 0.1]])
 CHAIN = np.array([FIRST[a] * NEXT[a, b] * NEXT[b, c] for a, b, c in TEXTS])
 
 
 def answers(state: tuple[int, ...]) -> np.ndarray:
-    """What a model that knows the chain says: ``[S, V]``, the distribution of each token given
-    those in sight.
-    """
+    """Return the distribution of each token given the visible ones, ``[S, V]``."""
     agrees = np.array(
         [all(s in {MASK, t} for s, t in zip(state, text, strict=True)) for text in TEXTS]
     )
@@ -50,7 +46,7 @@ ORACLE = {state: answers(state) for state in STATES}
 
 
 def oracle(tokens: Tensor) -> Tensor:
-    """Logits of the model that knows the chain; the mask has the largest."""
+    """Return the logits of a model that knows the chain; the mask has the largest."""
     rows = np.stack([ORACLE[tuple(row)] for row in tokens.tolist()])
     logits = np.log(np.maximum(rows, 1e-30))
     logits[..., MASK] = 50.0
@@ -58,9 +54,7 @@ def oracle(tokens: Tensor) -> Tensor:
 
 
 def ends_of_ancestral_steps(start: tuple[int, ...], steps: int) -> dict[tuple[int, ...], float]:
-    """The exact distribution of the texts that ``steps`` equal steps of the reverse process end
-    with.
-    """
+    """Return the exact distribution of texts after ``steps`` equal steps of the reverse process."""
     current = {start: 1.0}
     for step in range(steps):
         time = 1 - step / steps
@@ -86,11 +80,11 @@ def drawn(
     filling: Filling, rows: int, start: tuple[int, ...] = (MASK,) * POSITIONS, seed: int = 0
 ) -> Tensor:
     tokens = torch.tensor([start]).repeat(rows, 1)
-    return filling.fill(oracle, tokens, tokens == MASK, MASK, generator_of(seed))
+    return filling.fill(oracle, tokens, tokens == MASK, MASK, seeded_generator(seed))
 
 
 def chi_square(texts: Tensor, expected: dict[tuple[int, ...], float]) -> tuple[float, int]:
-    """The statistic and its degrees of freedom."""
+    """Return the statistic and the number of texts."""
     assert abs(sum(expected.values()) - 1) < 1e-9
     seen = dict.fromkeys(expected, 0)
     for row in texts.tolist():
@@ -102,8 +96,9 @@ def chi_square(texts: Tensor, expected: dict[tuple[int, ...], float]) -> tuple[f
 
 
 def limit(freedom: int) -> float:
-    """What chi-square exceeds less than once in 100,000 times (Wilson and Hilferty, 1931: 4.27
-    standard deviations).
+    """Return the value that chi-square exceeds less than once in 100,000 times.
+
+    Wilson and Hilferty (1931), with 4.27 standard deviations.
     """
     freedom -= 1
     return freedom * (1 - 2 / (9 * freedom) + 4.27 * math.sqrt(2 / (9 * freedom))) ** 3
@@ -113,14 +108,14 @@ def limit(freedom: int) -> float:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_texts_have_the_distribution_that_the_reverse_process_has(steps: int) -> None:
+def test_texts_have_the_distribution_of_the_reverse_process(steps: int) -> None:
     expected = ends_of_ancestral_steps((MASK,) * POSITIONS, steps)
     statistic, freedom = chi_square(drawn(Filling(steps=steps), 1500), expected)
     assert freedom == IDS**POSITIONS
     assert statistic < limit(freedom)
 
 
-def test_many_steps_draw_the_chain_and_one_step_does_not() -> None:
+def test_many_steps_draw_the_data_distribution() -> None:
     chain = dict(zip(TEXTS, CHAIN.tolist(), strict=True))
     statistic, freedom = chi_square(drawn(Filling(steps=60), 1500, seed=1), chain)
     assert statistic < limit(freedom)
@@ -128,14 +123,14 @@ def test_many_steps_draw_the_chain_and_one_step_does_not() -> None:
     assert statistic > 5 * limit(freedom)
 
 
-def test_gaps_are_filled_by_what_stands_on_both_sides() -> None:
+def test_gaps_are_filled_from_both_sides() -> None:
     start = (2, MASK, 1)
     expected = {(2, token, 1): ORACLE[start][1, token] for token in range(IDS)}
     statistic, freedom = chi_square(drawn(Filling(steps=4), 1000, start), expected)
     assert statistic < limit(freedom)
 
 
-def test_temperature_sharpens_what_the_model_says() -> None:
+def test_temperature_sharpens_the_distribution() -> None:
     start = (MASK, 0, 1)
     answer = ORACLE[start][0, :IDS] ** 2
     expected = {(token, 0, 1): float(share) for token, share in enumerate(answer / answer.sum())}
@@ -143,7 +138,7 @@ def test_temperature_sharpens_what_the_model_says() -> None:
     assert statistic < limit(freedom)
 
 
-def test_top_k_leaves_out_the_unlikely() -> None:
+def test_top_k_leaves_out_unlikely_tokens() -> None:
     start = (MASK, 0, 1)
     least = int(ORACLE[start][0, :IDS].argmin())
     tokens = drawn(Filling(steps=1, top_k=2), 300, start)[:, 0]
@@ -153,8 +148,8 @@ def test_top_k_leaves_out_the_unlikely() -> None:
 # --- confidence
 
 
-def test_the_surest_tokens_come_first_and_steps_have_equal_shares() -> None:
-    # Position p is certain of token p % 3 with a probability that falls from left to right.
+def test_confident_tokens_come_first_in_equal_steps() -> None:
+    # Position p predicts token p % 3 with a probability that falls from left to right.
     sure = torch.linspace(0.95, 0.4, 10)
     logits = ((1 - sure) / 2).log().unsqueeze(1).repeat(1, IDS + 1)
     logits[torch.arange(10), torch.arange(10) % IDS] = sure.log()
@@ -163,16 +158,15 @@ def test_the_surest_tokens_come_first_and_steps_have_equal_shares() -> None:
     seen = [
         hidden[0].tolist()
         for _, hidden in filling.states(
-            lambda _: logits.unsqueeze(0), tokens, tokens == MASK, MASK, generator_of(0)
+            lambda _: logits.unsqueeze(0), tokens, tokens == MASK, MASK, seeded_generator(0)
         )
     ]
     assert seen == [[place >= revealed for place in range(10)] for revealed in (3, 5, 8, 10)]
 
 
-def test_confidence_is_the_probability_that_the_model_gave_whatever_the_temperature() -> None:
+def test_confidence_does_not_depend_on_temperature() -> None:
     texts = drawn(Filling(steps=3, order="confidence", temperature=0), 1)
-    # By hand: the surest first token is 0 at the first position or another; follow the oracle
-    # greedily.
+    # By hand: in each step take the most likely token of all positions.
     state = [MASK] * POSITIONS
     for _ in range(POSITIONS):
         answer = ORACLE[tuple(state)].copy()
@@ -188,7 +182,7 @@ def test_confidence_is_the_probability_that_the_model_gave_whatever_the_temperat
 
 @pytest.mark.parametrize("order", ["ancestral", "confidence"])
 @pytest.mark.parametrize("steps", [1, 3, 50])
-def test_a_prompt_stays_and_no_mask_is_left(order: Any, steps: int) -> None:
+def test_prompt_stays_and_no_mask_is_left(order: Any, steps: int) -> None:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, IDS, (7, 20), generator=generator)
     hidden = torch.rand(7, 20, generator=generator) < torch.linspace(0, 1, 7).unsqueeze(1)
@@ -201,7 +195,9 @@ def test_a_prompt_stays_and_no_mask_is_left(order: Any, steps: int) -> None:
         assert torch.equal(seen[~hidden], tokens[~hidden]), "the model sees the prompt"
         return torch.zeros(*seen.shape, IDS + 1)
 
-    filled = Filling(steps=steps, order=order).fill(uniform, tokens, hidden, MASK, generator_of(0))
+    filled = Filling(steps=steps, order=order).fill(
+        uniform, tokens, hidden, MASK, seeded_generator(0)
+    )
     assert torch.equal(filled[~hidden], tokens[~hidden])
     assert bool((filled < IDS).all())
     assert 1 <= len(calls) <= steps
@@ -211,13 +207,13 @@ def test_a_prompt_stays_and_no_mask_is_left(order: Any, steps: int) -> None:
 
 
 @pytest.mark.parametrize("order", ["ancestral", "confidence"])
-def test_the_same_seed_draws_the_same_text(order: Any) -> None:
+def test_same_seed_draws_the_same_text(order: Any) -> None:
     filling = Filling(steps=3, order=order)
     assert torch.equal(drawn(filling, 50, seed=4), drawn(filling, 50, seed=4))
     assert not torch.equal(drawn(filling, 50, seed=4), drawn(filling, 50, seed=5))
 
 
-def test_nothing_hidden_is_nothing_drawn() -> None:
+def test_text_without_hidden_tokens_is_unchanged() -> None:
     tokens = torch.tensor([[0, 1, 2]])
 
     def never(_: Tensor) -> Tensor:
@@ -226,7 +222,7 @@ def test_nothing_hidden_is_nothing_drawn() -> None:
     for order in ("ancestral", "confidence"):
         filling = Filling(steps=3, order=order)  # type: ignore[arg-type]
         assert torch.equal(
-            filling.fill(never, tokens, tokens == MASK, MASK, generator_of(0)), tokens
+            filling.fill(never, tokens, tokens == MASK, MASK, seeded_generator(0)), tokens
         )
 
 
@@ -242,7 +238,7 @@ def test_nothing_hidden_is_nothing_drawn() -> None:
         ({"steps": 1, "top_p": 0.0}, "top_p: must be above 0"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+def test_filling_refuses_values_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageProblem, match=message):
         Filling(**options)
 
@@ -251,7 +247,7 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) 
 
 
 class Timed(nn.Module):
-    """Says the time that it was told, as logits of six ids."""
+    """Returns the time as logits of six ids."""
 
     takes_time = True
 
@@ -259,9 +255,9 @@ class Timed(nn.Module):
         return time[:, None, None].expand(*tokens.shape, 6)
 
 
-def test_a_model_that_takes_time_is_told_the_share_that_is_hidden() -> None:
+def test_model_with_time_gets_the_hidden_share() -> None:
     tokens = torch.tensor([[0, MASK, 1, MASK], [MASK, MASK, MASK, 2]])
-    denoise: Callable[[Tensor], Tensor] = denoiser(Timed(), MASK, IDS + 1, torch.device("cpu"))
-    logits = denoise(tokens)
-    assert logits.shape == (2, 4, IDS + 1), "ids beyond the data's are cut off"
+    predict: Predict = predictor(Timed(), MASK, IDS + 1, torch.device("cpu"))
+    logits = predict(tokens)
+    assert logits.shape == (2, 4, IDS + 1), "ids that the data does not have are cut off"
     assert logits[:, 0, 0].tolist() == [0.5, 0.75]

@@ -21,14 +21,14 @@ class AbsorbingConfig:
 
     mask_token_id: int | None = option(
         None,
-        "id that stands for a hidden token, which the data must not use; null = the last of the "
+        "id that stands for a hidden token, which the data must not use; null = the last id of the "
         "vocabulary",
         validator=optional(non_negative),
     )
     hiding: Hiding = option(
         "count",
-        "what time t hides of S tokens: exactly ceil(S t), or each with probability t; both have "
-        "the same expected loss, and the first has the smaller variance",
+        "how many of S tokens are hidden at time t: count = exactly ceil(S t), independent = each "
+        "with probability t; the expected loss is the same, its variance is smaller with count",
         validator=in_(("count", "independent")),
     )
 
@@ -37,14 +37,13 @@ class AbsorbingConfig:
         if getattr(run.model.options, "causal", False):
             yield (
                 "",
-                "asks for tokens from what stands on both sides of them, and the model sees only "
-                "what stands before; set causal: false in model",
+                "predicts tokens from both sides, and the model sees only the tokens before; set "
+                "causal: false in model",
             )
         if getattr(run.data.options, "tokenizer", None) == "characters":
             yield (
                 "",
-                "needs an id that the text does not use, and characters are those of the text; "
-                "take data: "
-                "{name: with_mask_token, source: ...} of arb-ternary-progressive, or tokenizer: "
-                "bytes",
+                "needs an id that the text does not use, and tokenizer: characters has only the "
+                "characters of the text; use data: {name: with_mask_token, source: ...} of "
+                "arb-ternary-progressive, or tokenizer: bytes",
             )

@@ -1,9 +1,8 @@
-"""Frechet distance of two sets of samples (Heusel et al., GANs Trained by a Two Time-Scale Update
-Rule, 2017).
+"""The Frechet distance of two sets of samples.
 
-It is that of the Gaussians with their means and covariances: ``|m - n|**2 + Tr(C + D - 2 (C
-D)**(1/2))``. Of few samples it is too large, by an amount that shrinks with their number: compare
-sets of the same size.
+It is the distance of Gaussians with their means and covariances, ``|m - n|**2 + Tr(C + D - 2 (C
+D)**(1/2))`` (Heusel et al., GANs Trained by a Two Time-Scale Update Rule, 2017). For few samples it
+is too large, by an amount that shrinks with their number: compare sets of equal size.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ class Moments:
     covariance: NDArray[np.float64]
 
 
-def moments_of(samples: ArrayLike) -> Moments:
-    """Those of ``samples [N, ...]``, flattened to ``F`` numbers each; the covariance is divided by
-    ``N - 1``.
+def compute_moments(samples: ArrayLike) -> Moments:
+    """Compute the moments of ``samples [N, ...]``, each flattened to ``F`` numbers.
+
+    The covariance is divided by ``N - 1``.
 
     Raises:
         DataError: there are fewer than two samples, or one has a number that is not finite.
@@ -40,10 +40,10 @@ def moments_of(samples: ArrayLike) -> Moments:
 
 
 def frechet_distance(one: Moments, other: Moments) -> float:
-    """Squared distance, in the square of the samples' unit.
+    """Return the squared distance, in the square of the samples' unit.
 
-    ``Tr (C D)**(1/2)`` is taken as that of the symmetric ``C**(1/2) D C**(1/2)``, which has the
-    same eigenvalues: so it is real, also where a covariance is singular.
+    ``Tr (C D)**(1/2)`` is computed from the symmetric matrix ``C**(1/2) D C**(1/2)``, which has the
+    same eigenvalues. The result is therefore real, even if a covariance is singular.
     """
     values, vectors = np.linalg.eigh(one.covariance)
     root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T

@@ -1,4 +1,4 @@
-"""Options of the masking strategy ``noise``, read without torch."""
+"""Options of the masking strategy ``noise``. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class NoiseConfig:
 
     prediction: PredictionName = option(
         "v",
-        "what the model predicts: x0 (the sample), epsilon (the noise), or v, a mixture of both",
+        "what the model predicts: x0 (the image), epsilon (the noise), or v, a mixture of both",
         validator=one_of("x0", "epsilon", "v"),
     )
     schedule: ScheduleName = option(
         "cosine",
-        "how much noise there is at a time: cosine or linear",
+        "how the noise grows with the time: cosine or linear",
         validator=one_of("cosine", "linear"),
     )
     label_dropout: float = option(
         0.1,
-        "share of training samples without their class, so that the model also learns pictures of "
-        "any; 0 = none, and no guidance",
+        "share of training images without their class, so that the model also learns images of any "
+        "class; 0 = none, and no guidance",
         validator=fraction,
     )

@@ -1,4 +1,4 @@
-"""What diffusion registers."""
+"""Register the components of arb-ternary-diffusion."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ def arb_register_models() -> Sequence[ModelSpec]:
             name="dit",
             target="arb_ternary_diffusion.models.dit:build",
             config="arb_ternary_diffusion.models.config:DiTConfig",
-            summary="diffusion transformer of ternary linears: takes noise away from pictures of a "
-            "class",
+            summary="diffusion transformer of ternary linears: removes noise from images",
         ),
         ModelSpec(
             name="unet",
             target="arb_ternary_diffusion.models.unet:build",
             config="arb_ternary_diffusion.models.config:UNetConfig",
-            summary="U-Net of ternary convolutions: takes noise away from pictures of a class",
+            summary="U-Net of ternary convolutions: removes noise from images",
         ),
     )
 
@@ -44,14 +43,14 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
             name="absorbing",
             target="arb_ternary_diffusion.absorbing:build",
             config="arb_ternary_diffusion.absorbing_config:AbsorbingConfig",
-            summary="masked diffusion: tokens hidden by a uniform time, a loss that bounds the "
+            summary="masked diffusion: hides a random share of the tokens; the loss bounds the "
             "likelihood",
         ),
         MaskingSpec(
             name="noise",
             target="arb_ternary_diffusion.noise_masking:build",
             config="arb_ternary_diffusion.noise_config:NoiseConfig",
-            summary="pictures are made noisy; the model predicts the picture, the noise, or v",
+            summary="adds noise to images; the model predicts the image, the noise, or v",
         ),
     )
 
@@ -63,8 +62,7 @@ def arb_register_trackers() -> Sequence[TrackerSpec]:
             name="sample_grid",
             target="arb_ternary_diffusion.sample_grid:build",
             config="arb_ternary_diffusion.sample_grid:SampleGridConfig",
-            summary="pictures that the model draws at every evaluation, as a PNG in the run "
-            "directory",
+            summary="draws images at every evaluation, as a PNG in the run directory",
         ),
     )
 
@@ -74,13 +72,13 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
     return (
         GeneratorSpec(
             name="image_diffusion",
-            target="arb_ternary_diffusion.cli.generate:draw",
+            target="arb_ternary_diffusion.cli.generate_images:draw",
             masking=("noise",),
-            summary="pictures from noise, in one PNG",
+            summary="draws images from noise, in one PNG",
         ),
         GeneratorSpec(
             name="text_diffusion",
-            target="arb_ternary_diffusion.text_generate:generate",
+            target="arb_ternary_diffusion.cli.generate_text:generate",
             summary="fills the gaps of a text and continues it, with a model that was trained on "
             "hidden tokens",
             masking=("absorbing",),
@@ -93,7 +91,7 @@ def arb_register_commands() -> Sequence[CommandSpec]:
     return (
         CommandSpec(
             name="diffusion",
-            target="arb_ternary_diffusion.cli.judge:diffusion",
-            summary="Judge what a diffusion model draws.",
+            target="arb_ternary_diffusion.cli.frechet:diffusion",
+            summary="Measure what a diffusion model draws.",
         ),
     )

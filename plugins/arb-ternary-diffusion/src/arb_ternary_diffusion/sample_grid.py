@@ -1,4 +1,4 @@
-"""The tracker ``sample_grid``: pictures that the model draws, at every evaluation."""
+"""The tracker ``sample_grid``: images that the model draws at every evaluation."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 class SampleGridConfig:
     """Options of the tracker ``sample_grid``."""
 
-    folder: str = option("samples", "where the pictures go; relative to the run directory")
-    count: int = option(100, "pictures in a grid, of all classes in turn", validator=positive)
-    steps: int = option(25, "passes through the model for a picture", validator=positive)
-    guidance: float = option(1.0, "beyond 1, pictures are led towards their class; twice the time")
-    seed: int = option(0, "of the noise that the pictures come from, the same each time")
+    folder: str = option("samples", "folder of the images, relative to the run directory")
+    count: int = option(100, "images in a grid, of all classes in turn", validator=positive)
+    steps: int = option(25, "evaluations of the model per image", validator=positive)
+    guidance: float = option(
+        1.0, "above 1, images are more typical of their class, and take twice the time"
+    )
+    seed: int = option(0, "seed of the noise that images are drawn from, the same every time")
 
 
 class SampleGrid:
-    """Writes ``<folder>/step-<n>.png``; a picture's noise is the same in each, so that they can be
-    compared.
+    """Writes ``<folder>/step-<n>.png``, always from the same noise, so that they can be compared.
 
-    The run goes on as if nothing had been drawn: the model's modes are put back, no vote is cast,
-    and all randomness comes from a generator of the tracker's own.
+    It does not change the run: the model's modes are restored, no vote is cast, and all randomness
+    comes from a generator of its own.
     """
 
     def __init__(self, config: SampleGridConfig) -> None:
@@ -39,41 +40,42 @@ class SampleGrid:
 
     @hookimpl
     def arb_run_start(self, context: TrainingContext) -> None:
-        from arb_ternary_diffusion.pictures import denoiser_of
+        from arb_ternary_diffusion.images import require_denoiser
 
-        denoiser_of("sample_grid", context.config.masking, context.model)
+        require_denoiser("sample_grid", context.config.masking, context.model)
 
     @hookimpl
     def arb_eval_end(self, context: TrainingContext, step: int, metrics: Mapping[str, Any]) -> None:
+        # Imported here, because a config is read without torch.
         import torch
 
-        from arb_ternary_diffusion.pictures import (
+        from arb_ternary_diffusion.images import (
             Sampling,
-            denoiser_of,
-            draw_pictures,
-            labels_of,
+            cycle_labels,
+            draw_images,
+            require_denoiser,
             write_grid,
         )
         from arb_ternary_train.seeding import preserved_global_rng
 
         config = self.config
-        denoiser = denoiser_of("sample_grid", context.config.masking, context.model)
+        denoiser = require_denoiser("sample_grid", context.config.masking, context.model)
         path = context.directory / config.folder / f"step-{step:08d}.png"
         with preserved_global_rng(context.device):
-            pictures = draw_pictures(
+            images = draw_images(
                 denoiser,
-                labels_of(None, config.count, denoiser.classes, None),
+                cycle_labels(config.count, denoiser.model.classes),
                 Sampling(steps=config.steps, guidance=config.guidance),
                 generator=torch.Generator().manual_seed(config.seed),
                 device=context.device,
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_grid(path, pictures)
+            write_grid(path, images)
         except OSError as error:
             raise ArbError(f"{path}: cannot be written: {error}") from error
 
 
 def build(config: SampleGridConfig) -> SampleGrid:
-    """The factory that the tracker ``sample_grid`` registers."""
+    """Build the tracker ``sample_grid``."""
     return SampleGrid(config)

@@ -1,4 +1,4 @@
-"""A trained run whose model fills in hidden tokens, read back to draw text from."""
+"""A trained run whose model fills in hidden tokens, read back to draw text with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import frozen
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary.protocols.data import MaskingStrategy
-from arb_ternary_diffusion.text_sampler import Denoise, denoiser
+from arb_ternary_diffusion.text_sampler import Predict, predictor
 from arb_ternary_text.data.tokenizers import Tokenizer, from_json
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.capabilities import max_length, reserved_ids
@@ -18,17 +18,17 @@ from arb_ternary_train.restore import load_run
 
 @frozen(eq=False)
 class TextRun:
-    """What drawing text needs of a run.
+    """The parts of a run that are needed to draw text.
 
     Attributes:
-        tokenizer: of the data that the model was trained on.
-        denoise: the model, in evaluation mode.
+        tokenizer: the tokenizer of the data that the model was trained on.
+        predict: evaluates the model, which is in evaluation mode.
         mask_token: the id that stood for hidden tokens in training.
         context: the longest text that the model takes.
     """
 
     tokenizer: Tokenizer
-    denoise: Denoise
+    predict: Predict
     mask_token: int
     context: int
 
@@ -37,32 +37,29 @@ def load_text_run(path: Path, *, backend: str | None = None, device: str | None 
     """Read a run directory or a checkpoint; see ``arb_ternary_train.restore.load_run``.
 
     Raises:
-        UsageProblem: its masking hides no tokens, its model sees one side only, or its data is no
+        UsageProblem: its masking hides no tokens, its model sees one side only, or its data is not
             text.
         CheckpointError: the checkpoint is damaged or missing.
     """
     trained = load_run(path, backend=backend, device=device)
     config = trained.config
-    model = trained.model
     masking: Any = require_protocol(config.masking.build(), MaskingStrategy, config.masking)
     attached = trained.directory.attachments()
     if "tokenizer" not in attached:
         raise UsageProblem(
-            f"{path}: its data {config.data.name!r} has no tokenizer, so that it has no text"
+            f"{path}: its data {config.data.name!r} has no tokenizer, so it has no text"
         )
     tokenizer = from_json(attached["tokenizer"])
     reserved = reserved_ids(masking, tokenizer.vocabulary_size)
-    longest = max_length(model)
-    if len(reserved) != 1 or longest is None or getattr(config.model.options, "causal", False):
+    context = max_length(trained.model)
+    is_causal = getattr(config.model.options, "causal", False)
+    if len(reserved) != 1 or context is None or is_causal:
         raise UsageProblem(
             f"{path}: its model {config.model.name!r}, trained with masking "
             f"{config.masking.name!r}, does not fill in hidden tokens",
             "Train with masking: absorbing and a model with causal: false, or continue a prompt "
             "with the generator of this model: arb generate RUN.",
         )
-    return TextRun(
-        tokenizer,
-        denoiser(model, reserved[0], tokenizer.vocabulary_size, trained.device),
-        reserved[0],
-        longest,
-    )
+    (mask_token,) = reserved
+    predict = predictor(trained.model, mask_token, tokenizer.vocabulary_size, trained.device)
+    return TextRun(tokenizer, predict, mask_token, context)

@@ -1,4 +1,4 @@
-"""Drawing hidden tokens: from a text that is all masks, or has gaps, to one without.
+"""Draw the hidden tokens of a text, which may be all of them.
 
 Shapes: ``B`` texts, ``S`` positions, ``V`` ids.
 """
@@ -17,8 +17,8 @@ from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary_text.models.generate import draw_token, next_token_probabilities
 from arb_ternary_train.capabilities import takes_time
 
-#: Logits ``[B, S, V]`` of the tokens ``[B, S]``, of which some are the mask.
-Denoise: TypeAlias = Callable[[Tensor], Tensor]
+#: Maps tokens ``[B, S]``, some of which are the mask, to logits ``[B, S, V]``.
+Predict: TypeAlias = Callable[[Tensor], Tensor]
 
 Order: TypeAlias = Literal["ancestral", "confidence"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
@@ -28,22 +28,22 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 class Filling:
     """How hidden tokens are drawn.
 
-    ``ancestral`` runs the noise backwards: the step from time ``t`` to ``s`` reveals each hidden
-    token with probability ``(t - s) / t``, which for ``steps`` equal ones is 1 over the steps that
-    are left. With enough steps that one token at a time is revealed, and a model that knows the
-    truth, its texts have exactly the distribution of the data; tokens that one step reveals are
-    drawn independently of each other, which is the error of few steps (Sahoo et al., 2024).
+    ``ancestral`` reverses the noise: the step from time ``t`` to ``s`` reveals each hidden token
+    with probability ``(t - s) / t``. With equal steps this is 1 divided by the number of steps that
+    are left. If there are enough steps to reveal one token at a time, and the model knows the
+    truth, the texts have exactly the distribution of the data. Tokens that one step reveals are
+    drawn independently, which is the error of few steps (Sahoo et al., 2024).
 
-    ``confidence`` draws every hidden token in each step and keeps those that the model gave the
-    highest probability, as many as leave equal shares to the other steps (Chang et al., *MaskGIT*,
-    2022). Its texts are likelier than those of the data, as with a low temperature.
+    ``confidence`` draws every hidden token in each step and keeps those with the highest
+    probability, equally many in each step (Chang et al., *MaskGIT*, 2022). Its texts are more
+    likely than those of the data, as with a low temperature.
 
     Attributes:
-        steps: most passes through the model; one that would reveal nothing is not made.
+        steps: most passes through the model; a pass that would reveal nothing is skipped.
         order: which hidden tokens a step reveals.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: draw only among so many of the likeliest; None = all.
-        top_p: draw only among the likeliest that together reach this probability; None = all.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: draw among this many of the most likely tokens only; None = all.
+        top_p: draw among the most likely tokens that together reach this probability; None = all.
 
     Raises:
         UsageProblem: a value is out of range.
@@ -63,46 +63,46 @@ class Filling:
             close = nearest(self.order, ORDERS)
             raise UsageProblem(
                 f"order: must be {' or '.join(ORDERS)}, not {self.order!r}",
-                f"did you mean {close!r}?" if close else "",
+                f"Did you mean {close!r}?" if close else "",
             )
 
     def states(
         self,
-        denoise: Denoise,
+        predict: Predict,
         tokens_BS: Tensor,
         hidden_BS: Tensor,
         mask_token: int,
         generator: torch.Generator,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tokens and what of them is hidden, both ``[B, S]``, after each step that has revealed
-        something.
+        """Yield tokens and which of them are hidden, both ``[B, S]``, after each step.
 
-        After the last one nothing is hidden. What was not hidden at the start is never changed.
+        Steps that reveal nothing are left out. After the last one nothing is hidden. Tokens that
+        were not hidden at the start never change.
 
         Args:
-            denoise: the model; the logit of the mask does not count.
-            tokens_BS: int64, on the host; what stands at hidden positions does not matter.
-            hidden_BS: bool: the positions to draw.
+            predict: evaluates the model; the logit of the mask is ignored.
+            tokens_BS: int64, on the host; the values at hidden positions are ignored.
+            hidden_BS: bool, the positions to draw.
             mask_token: the id that stands for a hidden token.
-            generator: of all draws, on the host.
+            generator: source of all randomness, on the host.
         """
         tokens_BS = tokens_BS.masked_fill(hidden_BS, mask_token)
         hidden_BS = hidden_BS.clone()
         wanted_B = hidden_BS.sum(dim=1)
         for left in range(self.steps, 0, -1):
             if self.order == "ancestral":
-                # Drawn for all positions, so that each has its own number whatever else is hidden.
+                # Drawn for all positions, so that the number of each does not depend on the others.
                 uniform_BS = torch.rand(hidden_BS.shape, dtype=torch.float64, generator=generator)
                 revealed_BS = hidden_BS & (uniform_BS * left < 1.0)
                 if bool(revealed_BS.any()):
-                    drawn_BS, _ = self._draw(denoise(tokens_BS), revealed_BS, mask_token, generator)
+                    drawn_BS, _ = self._draw(predict(tokens_BS), revealed_BS, mask_token, generator)
             else:
-                kept_B = wanted_B * (left - 1) // self.steps
-                count_B = hidden_BS.sum(dim=1) - kept_B
+                still_hidden_B = wanted_B * (left - 1) // self.steps
+                count_B = hidden_BS.sum(dim=1) - still_hidden_B
                 if not bool(count_B.any()):
                     continue
                 drawn_BS, confidence_BS = self._draw(
-                    denoise(tokens_BS), hidden_BS, mask_token, generator
+                    predict(tokens_BS), hidden_BS, mask_token, generator
                 )
                 ranks_BS = confidence_BS.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
                 revealed_BS = ranks_BS < count_B.unsqueeze(1)
@@ -113,23 +113,24 @@ class Filling:
 
     def fill(
         self,
-        denoise: Denoise,
+        predict: Predict,
         tokens_BS: Tensor,
         hidden_BS: Tensor,
         mask_token: int,
         generator: torch.Generator,
     ) -> Tensor:
-        """``tokens_BS`` with a token at every hidden position; see :meth:`states`."""
+        """Return ``tokens_BS`` with a token at every hidden position; see :meth:`states`."""
         filled_BS = tokens_BS
-        for filled_BS, _ in self.states(denoise, tokens_BS, hidden_BS, mask_token, generator):  # noqa: B007
-            pass
+        for state_BS, _ in self.states(predict, tokens_BS, hidden_BS, mask_token, generator):
+            filled_BS = state_BS
         return filled_BS
 
     def _draw(
         self, logits_BSV: Tensor, where_BS: Tensor, mask_token: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Token ids at ``where_BS`` (0 elsewhere), and the model's probability of each (-1
-        elsewhere).
+        """Draw tokens at ``where_BS``; return their ids and the model's probability of each.
+
+        Elsewhere ids are 0 and probabilities -1.
         """
         logits_NV = logits_BSV.detach().to("cpu", torch.float64)[where_BS]
         logits_NV[:, mask_token] = -math.inf
@@ -147,36 +148,26 @@ class Filling:
         return drawn_BS, nowhere_BS.masked_scatter(where_BS, probability_N)
 
 
-def denoiser(
+def predictor(
     model: nn.Module, mask_token: int, vocabulary_size: int, device: torch.device
-) -> Denoise:
-    """``model`` as a function of tokens on the host.
+) -> Predict:
+    """Return ``model`` as a function of tokens on the host.
 
-    A model that takes time is told the share of hidden positions of each text.
+    A model that takes a time gets the share of hidden positions of each text.
 
     Args:
-        model: logits ``[B, S, V']`` of tokens ``[B, S]``, in the mode that it is in.
+        model: maps tokens ``[B, S]`` to logits ``[B, S, V']``; its mode is not changed.
         mask_token: the id that stands for a hidden token.
-        vocabulary_size: ``V``; a model may have more ids than its data, and those are not drawn.
-        device: where the model is.
+        vocabulary_size: ``V``; further ids of the model are not drawn.
+        device: device of the model.
     """
     with_time = takes_time(model)
 
     @torch.no_grad()
-    def denoise(tokens_BS: Tensor) -> Tensor:
+    def predict(tokens_BS: Tensor) -> Tensor:
         hidden_B = (tokens_BS == mask_token).float().mean(dim=1)
         options = {"time": hidden_B.to(device)} if with_time else {}
         logits_BSV: Tensor = model(tokens_BS.to(device), **options)
         return logits_BSV[..., :vocabulary_size]
 
-    return denoise
-
-
-def generator_of(seed: int | None) -> torch.Generator:
-    """A generator on the host; None = another every time."""
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
+    return predict

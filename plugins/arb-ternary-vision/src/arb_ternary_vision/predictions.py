@@ -43,7 +43,8 @@ class Predictions:
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Whether the most likely class is the right one, bool ``[N]``."""
-        return self.classes == self.labels
+        found: NDArray[np.bool_] = self.classes == self.labels
+        return found
 
     def take(self, chosen: NDArray[np.bool_]) -> Predictions:
         """Return the samples for which ``chosen [N]`` is true."""

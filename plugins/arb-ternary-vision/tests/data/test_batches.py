@@ -15,7 +15,7 @@ from arb_ternary_vision.data.batches import MemorySamples
 from arb_ternary_vision.data.source import LabelledSource, split_by_class
 
 
-def samples(count=10, name="pictures", classes=3):
+def samples(count=10, name="digits", classes=3):
     data = np.arange(count * 4, dtype=np.uint8).reshape(count, 1, 2, 2)
     return MemorySamples(name, data, {"labels": np.arange(count) % classes}, levels=255)
 
@@ -102,7 +102,7 @@ def test_sequential_rows_continue():
             [2, 5, 8],
             [0, 3, 6],
         ]
-    with pytest.raises(DataError, match="pictures: 10 samples are too few for 11 parallel streams"):
+    with pytest.raises(DataError, match="digits: 10 samples are too few for 11 parallel streams"):
         samples().batches(request(11, "sequential"))
 
 
@@ -135,7 +135,7 @@ def test_samples_refuse_arrays_that_do_not_fit():
 
 def source(**changes):
     parts = {"train": samples(12, "training"), "validation": samples(7, "held out")} | changes
-    return LabelledSource(**({"name": "pictures", "classes": ("a", "b", "c")} | parts))
+    return LabelledSource(**({"name": "digits", "classes": ("a", "b", "c")} | parts))
 
 
 def test_labelled_source_properties():

@@ -1,112 +1,107 @@
-"""Options of models that take noise away, read without torch."""
+"""Options of models that remove noise from images. This module does not import torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from arb_ternary.config.options import Rule, option
-from arb_ternary.optim.protocol import Planned
+from arb_ternary.config.options import option
 from arb_ternary_text.models.config import FloatPart
-from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder
+from arb_ternary_vision.models.config import ImageModelConfig, decoder_option
+from arb_ternary_vision.models.convnet_config import resolutions
 from arb_ternary_vision.models.vit_config import PatchModelConfig
 
-#: More levels than any picture can be halved to.
-_MOST_LEVELS = 12
-_LOGIT_SCALE = "what is predicted is 2^logit_scale times the head's output"
+_LOGIT_SCALE = "predictions are 2^logit_scale times the head's output"
 _FLOAT_PARTS = (
     "parts kept in float32: embedding (of pixels or patches, and of classes), head, norms (learned "
     "float gains), linears (convolutions too); empty = pure ternary"
 )
 
 
-class _KnowsTimeAndClass:
-    """What follows, for the options of a model of images, from its knowing a time and a class."""
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:  # at run time these would be taken for the types of the options
-        width: int
-        gradients: str
-        float_parts: tuple[FloatPart, ...]
-        scale_rule: str
-
-    def check(self) -> None:
-        """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`."""
-        super().check()  # type: ignore[misc]
-        if self.width % 2:
-            raise ValueError(
-                f"'width' must be even, for times are sines and cosines; it is {self.width}"
-            )
-
-    def in_decoder(self) -> dict[str, Any]:
-        """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`."""
-        classes = (
-            {} if "embedding" in self.float_parts else {"embedding_scale_rule": self.scale_rule}
+def _check_width(width: int) -> None:
+    if width % 2:
+        raise ValueError(
+            f"'width' must be even, because times are sines and cosines; it is {width}"
         )
-        return {**super().in_decoder(), **classes}  # type: ignore[misc]
-
-    def planned(self) -> Planned:
-        """What an optimizer will find in the model, in which classes are looked up."""
-        planned: Planned = super().planned()  # type: ignore[misc]
-        looked_up = self.gradients == "int8" and "embedding" not in self.float_parts
-        return evolve(planned, integers=planned.integers or looked_up)
 
 
 @frozen(kw_only=True)
-class DiTConfig(_KnowsTimeAndClass, PatchModelConfig):
+class DiTConfig(PatchModelConfig):
     """A diffusion transformer over patches (Peebles and Xie, 2023); the classes come from the data.
 
     The default is pure: every weight is ternary, no parameter and no buffer is float.
     """
 
-    width: int = as_in_decoder("width", default=64)
-    float_parts: tuple[FloatPart, ...] = as_in_decoder("float_parts", _FLOAT_PARTS)
-    logit_scale: int = as_in_decoder("logit_scale", _LOGIT_SCALE)
+    width: int = decoder_option("width", default=64)
+    float_parts: tuple[FloatPart, ...] = decoder_option("float_parts", _FLOAT_PARTS)
+    logit_scale: int = decoder_option("logit_scale", _LOGIT_SCALE)
+
+    def check(self) -> None:
+        """Check options that the decoder does not have against each other.
+
+        Raises:
+            ValueError: they contradict each other.
+        """
+        super().check()
+        _check_width(self.width)
+
+    @property
+    def has_lookups(self) -> bool:
+        """Whether the model looks up vectors: of classes, always."""
+        return True
 
 
 @frozen(kw_only=True)
-class UNetConfig(_KnowsTimeAndClass, ImageModelConfig):
-    """A U-Net (Ronneberger et al., 2015) with a time in every block (Ho et al., 2020), of
-    convolutions alone.
+class UNetConfig(ImageModelConfig):
+    """A U-Net (Ronneberger et al., 2015) of convolutions, each block with the time.
 
-    The classes come from the data. The default is pure: every weight is ternary, no parameter and
-    no buffer is float.
+    The time in every block is that of Ho et al. (2020). The classes come from the data. The default
+    is pure: every weight is ternary, no parameter and no buffer is float.
     """
 
-    width: int = as_in_decoder(
-        "width", "channels of the first level; each later one has twice those before", default=32
+    width: int = decoder_option(
+        "width",
+        "channels of the first level; each later one has twice those of the one before",
+        default=32,
     )
-    float_parts: tuple[FloatPart, ...] = as_in_decoder("float_parts", _FLOAT_PARTS)
-    logit_scale: int = as_in_decoder("logit_scale", _LOGIT_SCALE)
+    float_parts: tuple[FloatPart, ...] = decoder_option("float_parts", _FLOAT_PARTS)
+    logit_scale: int = decoder_option("logit_scale", _LOGIT_SCALE)
     levels: int = option(
         2,
-        "resolutions; each but the first begins with a convolution of stride 2, which halves "
+        "resolutions; each level but the first begins with a convolution of stride 2, which halves "
         "height and width",
-        validator=Rule(
-            f"from 1 to {_MOST_LEVELS}",
-            lambda value: 1 <= value <= _MOST_LEVELS,
-            {"minimum": 1, "maximum": _MOST_LEVELS},
-        ),
+        validator=resolutions,
     )
-    layers: int = as_in_decoder(
-        "layers", "residual blocks of a level on the way down, and as many on the way up", default=2
+    layers: int = decoder_option(
+        "layers",
+        "residual blocks of a level on the way down, and again on the way up",
+        default=2,
     )
 
     def check(self) -> None:
-        """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`."""
-        super().check()
+        """Check options that the decoder does not have against each other.
+
+        Raises:
+            ValueError: they contradict each other.
+        """
+        _check_width(self.width)
+        height, width = self.sides
         needed = 2 ** (self.levels - 1)
-        if any(side % needed for side in self.sides):
+        if height % needed or width % needed:
             raise ValueError(
-                f"'levels' must halve both sides of 'image_size', {self.sides[0]} and "
-                f"{self.sides[1]}, to whole "
+                f"'levels' must halve both sides of 'image_size', {height} and {width}, to whole "
                 f"numbers; {self.levels} levels need multiples of {needed}"
             )
 
-    def in_decoder(self) -> dict[str, Any]:
-        """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`; there is no
-        attention.
+    def implied_options(self) -> dict[str, Any]:
+        """Return options of the decoder that follow from the options here.
+
+        There is no attention.
         """
-        return {**super().in_decoder(), "heads": 1, "head_dim": 2}
+        return {"heads": 1, "head_dim": 2}
+
+    @property
+    def has_lookups(self) -> bool:
+        """Whether the model looks up vectors: of classes, always."""
+        return True

@@ -1,3 +1,5 @@
+"""Distances of drawn images to real ones, and ``arb diffusion frechet``."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,40 +11,46 @@ from click.testing import CliRunner
 from torch import nn
 
 from arb_ternary.errors import DataError, UsageProblem
-from arb_ternary_diffusion.cli.judge import diffusion
-from arb_ternary_diffusion.frechet import frechet_distance, moments_of
-from arb_ternary_diffusion.judging import Pictures, distances, features_of, pixels, real_pictures
+from arb_ternary_diffusion.cli.frechet import diffusion
+from arb_ternary_diffusion.fidelity import (
+    RealImages,
+    classifier_features,
+    compare_images,
+    pixels,
+    read_real_images,
+)
+from arb_ternary_diffusion.frechet import compute_moments, frechet_distance
 from arb_ternary_text.data.shakespeare import ShakespeareConfig
 from arb_ternary_text.data.shakespeare import build as shakespeare
 from arb_ternary_vision.data.digits import DigitsConfig
 from arb_ternary_vision.data.digits import build as digits
 
 
-def test_all_pictures_are_read_with_the_classes_of_the_held_out_ones() -> None:
+def test_all_real_images_are_read() -> None:
     source = digits(DigitsConfig())
-    real = real_pictures(source)
+    real = read_real_images(source)
     assert (len(real.train), len(real.held_out)) == (1438, 359)
     batch = source.validation.read(np.arange(359))
     assert torch.equal(real.held_out, batch.data)
     assert real.held_out_labels is not None
     assert torch.equal(real.held_out_labels, batch.extras["labels"])
-    with pytest.raises(DataError, match="no pictures"):
-        real_pictures(shakespeare(ShakespeareConfig(tokenizer="bytes")))
+    with pytest.raises(DataError, match="not images"):
+        read_real_images(shakespeare(ShakespeareConfig(tokenizer="bytes")))
 
 
-def test_drawn_and_held_out_pictures_are_compared_in_equal_numbers() -> None:
+def test_images_are_compared_in_equal_numbers() -> None:
     generator = torch.Generator().manual_seed(0)
     train, held_out, drawn = (torch.randn(n, 1, 2, 2, generator=generator) for n in (300, 40, 100))
-    real = Pictures(train, held_out, None)
-    known = moments_of(train.numpy())
-    found = distances(drawn, real)
-    assert found.pictures == 40
-    assert found.drawn == frechet_distance(moments_of(drawn[:40].numpy()), known)
-    assert found.held_out == frechet_distance(moments_of(held_out.numpy()), known)
-    assert distances(held_out, real).drawn == found.held_out
+    real = RealImages(train, held_out, None)
+    known = compute_moments(train.numpy())
+    found = compare_images(drawn, real)
+    assert found.images == 40
+    assert found.drawn == frechet_distance(compute_moments(drawn[:40].numpy()), known)
+    assert found.held_out == frechet_distance(compute_moments(held_out.numpy()), known)
+    assert compare_images(held_out, real).drawn == found.held_out
 
 
-def test_features_are_what_enters_the_head() -> None:
+def test_features_are_the_input_of_the_head() -> None:
     class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -55,31 +63,31 @@ def test_features_are_what_enters_the_head() -> None:
 
     model = Classifier()
     images = torch.randn(300, 1, 2, 2)
-    found = features_of("here", model, torch.device("cpu"))(images)
+    found = classifier_features("here", model, torch.device("cpu"))(images)
     np.testing.assert_allclose(found, model.body(images.flatten(1)).detach().numpy(), atol=1e-6)
     assert model.training
     assert not model.head._forward_pre_hooks
     np.testing.assert_array_equal(pixels(images), images.numpy().reshape(300, 4))
     with pytest.raises(UsageProblem, match="here: the model has no head"):
-        features_of("here", nn.Linear(4, 2), torch.device("cpu"))
+        classifier_features("here", nn.Linear(4, 2), torch.device("cpu"))
 
 
-def test_the_command_tells_distances_of_pixels_and_of_features(pictures: Any) -> None:
-    run, _ = pictures.run("run", "phases.0.steps=1")
-    judge, _ = pictures.run(
+def test_command_prints_pixel_and_feature_distances(images: Any) -> None:
+    run, _ = images.run("run", "phases.0.steps=1")
+    judge, _ = images.run(
         "judge",
         "masking=labels",
         "model={name: convnet, width: 4, layers: 1, stages: 1}",
         "phases.0.steps=1",
     )
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         diffusion, ["frechet", str(run.path), "--classifier", str(judge.path), "--steps", "2"]
     )
-    assert told.exit_code == 0, told.output
-    lines = [line for line in told.output.splitlines() if "drawn" in line]
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if "drawn" in line]
     assert [line.partition(":")[0] for line in lines] == ["pixels", "features of judge"]
-    assert all("held out (359 pictures each)" in line for line in lines)
+    assert all("held out (359 images each)" in line for line in lines)
     drawn, held_out = (
         float(word) for word in lines[0].split() if word.replace(".", "").isdigit() and "." in word
     )
-    assert held_out < 1 < drawn, "a model that has learned nothing draws no digits"
+    assert held_out < 1 < drawn, "an untrained model draws no digits"

@@ -1,4 +1,4 @@
-"""Runs on pictures from the config to the grid: resumed, watched, drawn from."""
+"""Runs on images: resume, the tracker ``sample_grid`` and the generator ``image_diffusion``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from arb_ternary.errors import ArbError, UsageProblem
-from arb_ternary_diffusion.pictures import labels_of, write_grid
+from arb_ternary_diffusion.images import cycle_labels, find_label, write_grid
 from arb_ternary_train.cli.generate import generate
 from arb_ternary_train.restore import load_run, measure
 
@@ -26,40 +26,36 @@ MODELS = {
 
 
 @pytest.mark.parametrize("overrides", MODELS.values(), ids=MODELS)
-def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
-    pictures: Any, files_in: Any, overrides: tuple[str, ...]
-) -> None:
-    run, report = pictures.run("run", *overrides)
+def test_resumed_run_is_bitwise(images: Any, files_in: Any, overrides: tuple[str, ...]) -> None:
+    run, report = images.run("run", *overrides)
     assert report.audit.pure
     assert report.tokens == 32
-    assert report.baselines == {}, "those of the data are of classes"
+    assert report.baselines == {}, "the data's baselines are for classes"
     assert measure(load_run(run.path))[0].loss == report.validation_loss
     whole = files_in(run.path)
     shutil.rmtree(run.checkpoints / "step-00000004")
-    pictures.run("run", *overrides, resume="auto")
+    images.run("run", *overrides, resume="auto")
     assert files_in(run.path) == whole
 
 
-def test_a_grid_of_samples_is_drawn_at_evaluations_and_does_not_disturb_the_run(
-    pictures: Any, files_in: Any
-) -> None:
+def test_sample_grid_does_not_change_the_run(images: Any, files_in: Any) -> None:
     tracker = "trackers=[{name: sample_grid, count: 10, steps: 2}]"
-    plain, _ = pictures.run("plain")
-    watched, _ = pictures.run("watched", tracker)
-    assert files_in(watched.path) == files_in(plain.path)
-    grids = sorted((watched.path / "samples").iterdir())
+    plain, _ = images.run("plain")
+    tracked, _ = images.run("tracked", tracker)
+    assert files_in(tracked.path) == files_in(plain.path)
+    grids = sorted((tracked.path / "samples").iterdir())
     assert [grid.name for grid in grids] == ["step-00000002.png", "step-00000004.png"]
-    with Image.open(grids[0]) as picture:
-        assert picture.size == (4 * 32 + 3 * 2, 3 * 32 + 2 * 2)  # ten in a square
+    with Image.open(grids[0]) as image:
+        assert image.size == (4 * 32 + 3 * 2, 3 * 32 + 2 * 2)  # ten in a square
     assert grids[0].read_bytes() != grids[1].read_bytes()
-    again, _ = pictures.run("again", tracker)
+    again, _ = images.run("again", tracker)
     assert (again.path / "samples" / grids[1].name).read_bytes() == grids[1].read_bytes()
 
 
-def test_the_tracker_refuses_a_run_that_draws_nothing(pictures: Any) -> None:
+def test_sample_grid_refuses_a_classifier(images: Any) -> None:
     classifier = ("masking=labels", "model={name: vit, width: 16, layers: 1, heads: 2}")
-    with pytest.raises(ArbError, match="its masking is 'labels', and pictures are drawn from"):
-        pictures.run("run", *classifier, "trackers=[sample_grid]")
+    with pytest.raises(ArbError, match="its masking is 'labels', and images are drawn from"):
+        images.run("run", *classifier, "trackers=[sample_grid]")
 
 
 def drawn(run: Path, *arguments: str) -> Any:
@@ -70,18 +66,18 @@ def drawn(run: Path, *arguments: str) -> Any:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    with Image.open(file) as picture:
-        return np.asarray(picture)
+    with Image.open(file) as image:
+        return np.asarray(image)
 
 
-def test_pictures_are_drawn_by_seed_class_sampler_and_guidance(pictures: Any) -> None:
-    run, _ = pictures.run("run", "phases.0.lr_schedule=constant", "phases.0.steps=12")
+def test_images_depend_on_seed_and_options(images: Any) -> None:
+    run, _ = images.run("run", "phases.0.lr_schedule=constant", "phases.0.steps=12")
     first = drawn(run.path, "--count", "4", "--seed", "1")
     assert first.shape == (2 * 32 + 2, 2 * 32 + 2)
     assert np.array_equal(drawn(run.path, "--count", "4", "--seed", "1"), first)
     nine = drawn(run.path, "--count", "9", "--seed", "1")
     assert np.array_equal(nine[:32, :66], first[:32]), (
-        "the first pictures do not depend on how many there are"
+        "the first images do not depend on how many there are"
     )
     for changed in (
         ("--seed", "2"),
@@ -98,32 +94,33 @@ def test_pictures_are_drawn_by_seed_class_sampler_and_guidance(pictures: Any) ->
     for option, value in (("eta", "nan"), ("guidance", "inf")):
         with pytest.raises(UsageProblem, match=f"{option}: must be a finite number, not {value}"):
             drawn(run.path, f"--{option}", value)
-    with pytest.raises(UsageProblem, match=r"drawn\.jpg: pictures are written as \.png"):
+    with pytest.raises(UsageProblem, match=r"drawn\.jpg: images are written as \.png"):
         drawn(run.path, "--output", str(run.path.parent / "drawn.jpg"))
 
 
-def test_guidance_needs_a_model_that_knows_pictures_of_any_class(pictures: Any) -> None:
-    run, _ = pictures.run("run", "masking={name: noise, label_dropout: 0}", "phases.0.steps=1")
+def test_guidance_needs_label_dropout(images: Any) -> None:
+    run, _ = images.run("run", "masking={name: noise, label_dropout: 0}", "phases.0.steps=1")
     with pytest.raises(UsageProblem, match="label_dropout 0"):
         drawn(run.path, "--guidance", "2")
 
 
-def test_a_class_is_found_by_name_and_by_number() -> None:
-    assert labels_of(None, 5, 3, None).tolist() == [0, 1, 2, 0, 1]
-    assert labels_of("cat", 2, 3, ["dog", "cat", "owl"]).tolist() == [1, 1]
-    assert labels_of("2", 1, 3, ["dog", "cat", "owl"]).tolist() == [2]
+def test_label_is_a_name_or_a_number() -> None:
+    names = ["dog", "cat", "owl"]
+    assert cycle_labels(5, 3).tolist() == [0, 1, 2, 0, 1]
+    assert find_label("cat", names) == 1
+    assert find_label("2", names) == 2
     with pytest.raises(UsageProblem, match="'cap'") as refused:
-        labels_of("cap", 1, 3, ["dog", "cat", "owl"])
+        find_label("cap", names)
     assert refused.value.hint == "Did you mean 'cat'?"
 
 
-def test_a_grid_has_every_picture_in_its_place_and_its_colours(tmp_path: Path) -> None:
-    pictures = torch.linspace(-1.2, 1.2, 3 * 3 * 40 * 32).view(3, 3, 40, 32)
-    write_grid(tmp_path / "grid.png", pictures, columns=2)
+def test_grid_places_every_image(tmp_path: Path) -> None:
+    images_NCHW = torch.linspace(-1.2, 1.2, 3 * 3 * 40 * 32).view(3, 3, 40, 32)
+    write_grid(tmp_path / "grid.png", images_NCHW, columns=2)
     with Image.open(tmp_path / "grid.png") as found:
         levels = np.asarray(found)
     assert levels.shape == (2 * 40 + 2, 2 * 32 + 2, 3)
-    expected = np.round((pictures.numpy().clip(-1, 1) + 1) * 127.5).astype(np.uint8)
+    expected = np.round((images_NCHW.numpy().clip(-1, 1) + 1) * 127.5).astype(np.uint8)
     for number, (top, left) in enumerate([(0, 0), (0, 34), (42, 0)]):
         found_CHW = levels[top : top + 40, left : left + 32].transpose(2, 0, 1)
         np.testing.assert_array_equal(found_CHW, expected[number])
@@ -131,8 +128,8 @@ def test_a_grid_has_every_picture_in_its_place_and_its_colours(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.png"]
 
 
-def test_metrics_speak_of_pictures(pictures: Any) -> None:
-    run, report = pictures.run("run", "phases.0.steps=2")
+def test_metrics_count_images(images: Any) -> None:
+    run, report = images.run("run", "phases.0.steps=2")
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["event"] == "validation"
     assert lines[-1]["tokens"] == 359
