@@ -76,8 +76,9 @@ class Convnet(BlockModel):
         self.blocks = nn.ModuleList()
         for stage in range(options.stages):
             if stage:
-                norm = make_channel_norm(config, channels)
+                # Made in this order, in which their weights are drawn.
                 halve = make_conv(config, channels, 2 * channels, kernel, stride=2, padding=padding)
+                norm = make_channel_norm(config, channels)
                 self.blocks.append(nn.Sequential(norm, halve))
                 channels *= 2
             self.blocks.extend(ConvBlock(config, channels, kernel) for _ in range(options.layers))
