@@ -1,13 +1,15 @@
-"""The public surface as text: what other people's code, configs and scripts rely on.
+"""Print the public surface: what other people's code, configs and scripts rely on.
 
-``python tests/surface/surface.py --write`` replaces ``surface.txt`` beside this file; without
-``--write`` it prints.
+``python tests/surface/surface.py --write`` replaces ``surface.txt`` in the same folder, the one
+snapshot of what is registered, and the table ``arb_ternary.known`` of the root ``pyproject.toml``,
+which follows from it. Without ``--write`` it prints the surface.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -22,8 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def describe() -> str:
-    """Every public name, spec field, hook, environment variable, command and config key, one a
-    line.
+    """Return every public name, spec field, hook, environment variable, command and config key.
+
+    Each is a line of its own.
     """
     sections = {
         "names of arb_ternary": _names("arb_ternary"),
@@ -63,7 +66,7 @@ def _names(module: str) -> Iterator[str]:
 
 
 def _defined(module: Any) -> list[str]:
-    """What a module defines itself under a name without an underscore, sorted."""
+    """Return the public names that a module itself defines, sorted."""
     own = [
         name
         for name, value in vars(module).items()
@@ -169,6 +172,49 @@ def _components() -> Iterator[str]:
     for kind in _kinds():
         for found in _registered(kind):
             yield f"{kind} {found.name}: {found.distribution}"
+    registry = _import("arb_ternary.plugins.manager").manager().registry
+    for record, document in registry.results("arb_register_documents"):
+        if record.distribution in _workspace():
+            yield f"document {document.name}: {record.distribution}"
+    for name, distribution in sorted(_names_of_the_core().items()):
+        yield f"name {name}: {distribution}"
+
+
+def _names_of_the_core() -> dict[str, str]:
+    """Return the public names of ``arb_ternary`` that a distribution adds, and which one does."""
+    found = {}
+    for file in ROOT.glob("*/arb-ternary-*/pyproject.toml"):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        for name in project.get("entry-points", {}).get("arb_ternary.names", {}):
+            found[name] = project["name"]
+    return found
+
+
+def known_table(surface: str) -> dict[str, str]:
+    """Return the table ``arb_ternary.known`` that follows from the surface.
+
+    It says which distribution brings a component, for messages about names that are not installed.
+    Components of the core need no entry. Those with a dotted name have one per family, except
+    commands, which stand in groups.
+    """
+    components = surface.partition("[components]\n")[2].partition("\n[")[0]
+    table = {}
+    for kind, name, distribution in re.findall(r"^(\S+) (.+): (\S+)$", components, re.MULTILINE):
+        if distribution == "arb-ternary-core":
+            continue
+        known = name if kind == "command" else name.partition(".")[0]
+        table[f"{kind}.{known}"] = distribution.replace("-", "_")
+    return dict(sorted(table.items()))
+
+
+def write_known_table(table: dict[str, str]) -> None:
+    """Replace the table in the root ``pyproject.toml``."""
+    file = ROOT / "pyproject.toml"
+    heading = '[project.entry-points."arb_ternary.known"]\n'
+    before, _, after = file.read_text(encoding="utf-8").partition(heading)
+    rest = after[after.index("\n\n") :]
+    lines = [f'"{name}" = "{module}"' for name, module in table.items()]
+    file.write_text(before + heading + "\n".join(lines) + rest, encoding="utf-8")
 
 
 def _commands() -> Iterator[str]:
@@ -215,12 +261,13 @@ def _keys(cls: type[Any], prefix: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the surface, or write the snapshot."""
+    """Print the surface, or write the snapshot and the table that follows from it."""
     for variable in [name for name in os.environ if name.startswith("ARB_")]:
         del os.environ[variable]
     text = describe()
     if sys.argv[1:] == ["--write"]:
         SNAPSHOT.write_text(text, encoding="utf-8")
+        write_known_table(known_table(text))
     else:
         sys.stdout.write(text)
 

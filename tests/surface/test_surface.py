@@ -1,19 +1,25 @@
-"""The public surface is what surface.txt says."""
+"""Test that surface.txt is the public surface, and that what follows from it is up to date."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pytest
+
+from arb_ternary.plugins import metadata
+
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
-def test_the_public_surface_is_the_one_in_the_snapshot() -> None:
-    # In a process of its own: the surface of an untouched interpreter, whatever other tests have
-    # registered.
+def test_public_surface_equals_the_snapshot() -> None:
+    # In a new process: other tests may have registered something in this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ARB_")}
     done = subprocess.run(
         [sys.executable, str(HERE / "surface.py")],
@@ -39,3 +45,24 @@ def test_the_public_surface_is_the_one_in_the_snapshot() -> None:
             "an entry in CHANGELOG.md. If the change is meant: make generate",
         ]
     )
+
+
+def test_metapackage_announces_every_component() -> None:
+    spec = importlib.util.spec_from_file_location("surface", HERE / "surface.py")
+    assert spec is not None
+    assert spec.loader is not None
+    surface = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(surface)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = project["entry-points"]["arb_ternary.known"]
+    snapshot = (HERE / "surface.txt").read_text(encoding="utf-8")
+    assert known == surface.known_table(snapshot), "run: make generate"
+
+
+def test_missing_name_says_which_package_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda _: ())
+    with pytest.raises(
+        ImportError,
+        match=r"arb_ternary.TernaryConv2d is not installed: pip install arb-ternary-vision",
+    ):
+        from arb_ternary import TernaryConv2d  # noqa: F401
