@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
@@ -50,11 +51,6 @@ def examples(count: int) -> Callable[[_Test], _Test]:
             HealthCheck.too_slow,
         ],
     )
-
-
-def _filling() -> Any:
-    """Return the module that fills fresh memory. Type checkers do not know its properties."""
-    return torch.utils.deterministic
 
 
 def float32(values: Any) -> Array:
@@ -131,6 +127,16 @@ class Weight:
         return restatement.dense_weight(self.trits, self.exponent, self.group_size)
 
 
+@frozen(eq=False)
+class Cast:
+    """What a state holds after votes were cast."""
+
+    votes: Array
+    exponent_votes: Array
+    stats: Array
+    magnitudes: Array | None
+
+
 class BackendCase:
     """Base of the backend tests.
 
@@ -168,17 +174,19 @@ class BackendCase:
         An output that a kernel did not write then cannot look right.
         """
         mode = torch.get_deterministic_debug_mode()
-        fill = _filling().fill_uninitialized_memory
+        # Type checkers do not know its properties.
+        memory: Any = torch.utils.deterministic
+        fill = memory.fill_uninitialized_memory
         with warnings.catch_warnings():
             # Only the filling is wanted: an operation without a deterministic form is no fault.
             warnings.filterwarnings("ignore", message=".*deterministic.*")
             torch.set_deterministic_debug_mode("warn")
-            _filling().fill_uninitialized_memory = True
+            memory.fill_uninitialized_memory = True
             try:
                 yield
             finally:
                 torch.set_deterministic_debug_mode(mode)
-                _filling().fill_uninitialized_memory = fill
+                memory.fill_uninitialized_memory = fill
 
     def require(self, capability: str) -> None:
         """Skip the test if the backend does not declare the capability."""
@@ -213,6 +221,14 @@ class BackendCase:
     def assert_equal(self, tensor: Tensor, wanted: Any) -> None:
         """Assert that a tensor has exactly these values."""
         np.testing.assert_array_equal(self.array(tensor), wanted)
+
+    @contextmanager
+    def unchanged(self, *inputs: Tensor) -> Iterator[None]:
+        """Assert that a kernel does not change its inputs."""
+        before = [tensor.clone() for tensor in inputs]
+        yield
+        for tensor, old in zip(inputs, before, strict=True):
+            assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input was changed"
 
     # --- weights
 
@@ -317,5 +333,28 @@ class BackendCase:
             others = {"exponent_votes": self.tensor(exponent_votes), **others}
         packed = self.votes_in(votes, shape.vote_bits)
         return new_state(
-            shape, weight.packed, weight.exponent_tensor, packed, self.backend.name, **others
+            shape,
+            weight.packed,
+            weight.exponent_tensor,
+            packed,
+            self.backend.name,
+            **others,
+        )
+
+    def cast_into(
+        self, state: VoteState, op: str, operands: tuple[Tensor, Tensor, Tensor | None]
+    ) -> Cast:
+        """Run a kernel that casts votes and return what the state then holds."""
+        left, right, scale = operands
+        inputs = [left, right, state.weight]
+        if state.vote_scale is not None:
+            inputs.append(state.vote_scale)
+        with self.unchanged(*inputs):
+            self.run(op, left, right, scale, state)
+        magnitudes = state.magnitudes
+        return Cast(
+            votes=self.votes_out(state.votes, state.shape),
+            exponent_votes=self.array(state.learned),
+            stats=self.array(state.stats),
+            magnitudes=None if magnitudes is None else self.array(magnitudes),
         )

@@ -49,12 +49,21 @@ class NarrowVoteTests(BackendCase):
         scale = self.scalar(1.0) if kind == "int8" else None
 
         self.run(
-            "cast_votes", self.tensor(grad.astype(kind)), self.tensor(x.astype(kind)), scale, state
+            "cast_votes",
+            self.tensor(grad.astype(kind)),
+            self.tensor(x.astype(kind)),
+            scale,
+            state,
         )
 
         gradient = grad.astype(np.int64).T @ x.astype(np.int64)
         wanted_votes, wanted_exponent_votes = expected.cast_votes(
-            gradient, weight.trits, votes, exponent_votes, 32, bits
+            gradient,
+            weight.trits,
+            votes,
+            exponent_votes,
+            32,
+            bits,
         )
         self.assert_votes(state, wanted_votes)
         self.assert_equal(state.learned, wanted_exponent_votes)
@@ -73,7 +82,12 @@ class NarrowVoteTests(BackendCase):
 
         no_exponent_votes = filled(0, 6, 2)
         wanted, _ = expected.cast_votes(
-            sum_by_row(ids, grad, 6), weight.trits, votes, no_exponent_votes, 32, bits
+            sum_by_row(ids, grad, 6),
+            weight.trits,
+            votes,
+            no_exponent_votes,
+            32,
+            bits,
         )
         self.assert_votes(state, wanted)
         untouched = torch.tensor([1, 2, 3, 5], device=self.device)

@@ -8,11 +8,9 @@ from typing import Final
 import numpy as np
 import pytest
 import torch
-from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from torch import Tensor
 
 from arb_ternary.backends.protocol import NARROW_NOISE
 from arb_ternary.backends.vote_state import VoteLimits, VoteState
@@ -21,6 +19,7 @@ from arb_ternary_testing.backend_case import (
     SHAPES,
     Array,
     BackendCase,
+    Cast,
     Sizes,
     Weight,
     examples,
@@ -61,16 +60,6 @@ def _sizes_by_row_and_column(values: Array) -> Array:
     return np.concatenate([sizes.sum(axis=1), sizes.sum(axis=0)])
 
 
-@frozen(eq=False)
-class _Cast:
-    """What a state holds after scaled votes were cast."""
-
-    votes: Array
-    exponent_votes: Array
-    stats: Array
-    magnitudes: Array
-
-
 class ScaledVoteTests(BackendCase):
     """Casting scaled votes, and applying them."""
 
@@ -103,44 +92,17 @@ class ScaledVoteTests(BackendCase):
         *,
         dtype: torch.dtype | None = None,
         scale: float | None = None,
-    ) -> _Cast:
+    ) -> Cast:
         """Run ``cast_scaled_votes`` and return what the state then holds."""
-        return self._run_scaled(
-            "cast_scaled_votes", self.tensor(grad, dtype), self.tensor(x, dtype), scale, state
-        )
+        operands = (self.tensor(grad, dtype), self.tensor(x, dtype), self.scalar(scale))
+        return self.cast_into(state, "cast_scaled_votes", operands)
 
     def _lookup_scaled(
-        self,
-        state: VoteState,
-        ids: Array,
-        grad: Array,
-        scale: float | None,
-    ) -> _Cast:
+        self, state: VoteState, ids: Array, grad: Array, scale: float | None
+    ) -> Cast:
         """Run ``embedding_scaled_votes`` and return what the state then holds."""
-        return self._run_scaled(
-            "embedding_scaled_votes", self.tensor(ids), self.tensor(grad), scale, state
-        )
-
-    def _run_scaled(
-        self,
-        op: str,
-        left: Tensor,
-        right: Tensor,
-        scale: float | None,
-        state: VoteState,
-    ) -> _Cast:
-        magnitudes, vote_scale = state.scaling
-        inputs = (left, right, state.weight, vote_scale)
-        before = [tensor.clone() for tensor in inputs]
-        self.run(op, left, right, self.scalar(scale), state)
-        for tensor, old in zip(inputs, before, strict=True):
-            assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input was changed"
-        return _Cast(
-            votes=self.votes_out(state.votes, state.shape),
-            exponent_votes=self.array(state.learned),
-            stats=self.array(state.stats),
-            magnitudes=self.array(magnitudes),
-        )
+        operands = (self.tensor(ids), self.tensor(grad), self.scalar(scale))
+        return self.cast_into(state, "embedding_scaled_votes", operands)
 
     def _scaled_by_rule(
         self,
@@ -164,7 +126,7 @@ class ScaledVoteTests(BackendCase):
 
     def _assert_scaled(
         self,
-        got: _Cast,
+        got: Cast,
         cast: Array,
         weight: Weight,
         votes: Array,
@@ -172,7 +134,11 @@ class ScaledVoteTests(BackendCase):
         limits: VoteLimits = LIMITS,
     ) -> None:
         wanted_votes, wanted_exponent_votes = self._scaled_by_rule(
-            cast, weight, votes, exponent_votes, limits
+            cast,
+            weight,
+            votes,
+            exponent_votes,
+            limits,
         )
         assert_array_equal(got.votes, wanted_votes)
         assert_array_equal(got.exponent_votes, wanted_exponent_votes)
@@ -221,7 +187,11 @@ class ScaledVoteTests(BackendCase):
         shifts = rng.integers(low, high + 1, out_features + columns).astype(np.int32)
         limits = VoteLimits(vote_limit=700, exponent_shift=0)
         state = self._scaled(
-            weight, shifts, votes=votes, exponent_votes=exponent_votes, limits=limits
+            weight,
+            shifts,
+            votes=votes,
+            exponent_votes=exponent_votes,
+            limits=limits,
         )
 
         got = self._cast_scaled(state, grad, x, scale=2.0**-3)
@@ -239,7 +209,11 @@ class ScaledVoteTests(BackendCase):
         factors = _factors(7, 9 + 130)
         limits = VoteLimits(vote_limit=1024, exponent_shift=shift)
         state = self._scaled(
-            weight, factors, votes=votes, exponent_votes=exponent_votes, limits=limits
+            weight,
+            factors,
+            votes=votes,
+            exponent_votes=exponent_votes,
+            limits=limits,
         )
 
         got = self._cast_scaled(state, grad, x)
@@ -282,6 +256,7 @@ class ScaledVoteTests(BackendCase):
         assert np.all(got.votes[2] == 0)
         assert got.stats[0] == np.isnan(gradient).sum()
         assert np.all(np.isfinite(got.stats))
+        assert got.magnitudes is not None
         assert np.all(np.isfinite(got.magnitudes))
 
     def test_overflow_casts_full_votes_and_nan_products_none(self) -> None:
@@ -357,7 +332,11 @@ class ScaledVoteTests(BackendCase):
         factors = _factors(5, 35 + 134)
         limits = VoteLimits(vote_limit=320, exponent_shift=2, noise_shift=noise_shift)
         state = self._scaled(
-            weight, factors, votes=votes, exponent_votes=exponent_votes, limits=limits
+            weight,
+            factors,
+            votes=votes,
+            exponent_votes=exponent_votes,
+            limits=limits,
         )
 
         if kind == "lookup":
@@ -375,7 +354,10 @@ class ScaledVoteTests(BackendCase):
         cast = cast * touched
         assert set(np.unique(cast)) == {-1, 0, 1}
         wanted_votes, wanted_exponent_votes = self._scaled_by_rule(
-            cast, weight, votes, exponent_votes
+            cast,
+            weight,
+            votes,
+            exponent_votes,
         )
         assert_array_equal(got.votes, wanted_votes)
         wanted_exponent_votes = np.where(touched, wanted_exponent_votes, exponent_votes)
@@ -415,7 +397,10 @@ class ScaledVoteTests(BackendCase):
         else:
             cast = expected.float_votes(gradient.astype(np.float32), vote_scale, 1024, DRAW)
         wanted_votes, wanted_exponent_votes = self._scaled_by_rule(
-            cast, weight, votes, exponent_votes
+            cast,
+            weight,
+            votes,
+            exponent_votes,
         )
         touched = np.isin(np.arange(11), ids)[:, None]
         assert_array_equal(got.votes, np.where(touched, wanted_votes, votes))
@@ -455,7 +440,12 @@ class ScaledVoteTests(BackendCase):
         flips = self.run("apply_scaled_votes", state, threshold, decay, carry)
 
         trits, left, count = expected.apply_scaled_votes(
-            weight.trits, votes, threshold, decay, carry=carry, draw=DRAW
+            weight.trits,
+            votes,
+            threshold,
+            decay,
+            carry=carry,
+            draw=DRAW,
         )
         self.assert_trits(weight, trits)
         self.assert_votes(state, left)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
@@ -20,6 +19,7 @@ from arb_ternary_testing.backend_case import (
     SHAPES,
     Array,
     BackendCase,
+    Cast,
     Sizes,
     Weight,
     examples,
@@ -32,15 +32,6 @@ from arb_ternary_testing.backend_case import (
     squares_by_row_and_column,
     sum_by_row,
 )
-
-
-@frozen(eq=False)
-class _Cast:
-    """What a state holds after votes were cast."""
-
-    votes: Array
-    exponent_votes: Array
-    stats: Array
 
 
 class VoteTests(BackendCase):
@@ -57,29 +48,17 @@ class VoteTests(BackendCase):
         dtype: torch.dtype | None = None,
         scale: float | None = None,
         stats: Array | None = None,
-    ) -> _Cast:
+    ) -> Cast:
         """Run ``cast_votes`` on a state with these votes and return what the state then holds."""
         state = self.state(weight, votes, exponent_votes)
         if stats is not None:
             state = state._replace(stats=self.tensor(stats))
-        grad_MN = self.tensor(grad, dtype)
-        x_MK = self.tensor(x, dtype)
-        inputs = (grad_MN, x_MK, weight.packed)
-        before = [tensor.clone() for tensor in inputs]
-
-        self.run("cast_votes", grad_MN, x_MK, self.scalar(scale), state)
-
-        for tensor, old in zip(inputs, before, strict=True):
-            assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input was changed"
-        return _Cast(
-            votes=self.votes_out(state.votes, weight.shape),
-            exponent_votes=self.array(state.learned),
-            stats=self.array(state.stats),
-        )
+        operands = (self.tensor(grad, dtype), self.tensor(x, dtype), self.scalar(scale))
+        return self.cast_into(state, "cast_votes", operands)
 
     def _assert_cast(
         self,
-        got: _Cast,
+        got: Cast,
         gradient: Array,
         weight: Weight,
         votes: Array,
@@ -87,7 +66,11 @@ class VoteTests(BackendCase):
     ) -> None:
         """Assert that the votes are those that the rule casts for this gradient."""
         wanted_votes, wanted_exponent_votes = expected.cast_votes(
-            gradient, weight.trits, votes, exponent_votes, weight.group_size
+            gradient,
+            weight.trits,
+            votes,
+            exponent_votes,
+            weight.group_size,
         )
         assert_array_equal(got.votes, wanted_votes)
         assert_array_equal(got.exponent_votes, wanted_exponent_votes)
@@ -208,7 +191,11 @@ class VoteTests(BackendCase):
             x = small_floats(seed + 9, 2, 33, 3)
             self.run("cast_votes", self.tensor(grad), self.tensor(x), None, state)
             votes, exponent_votes = expected.cast_votes(
-                grad.T @ x, weight.trits, votes, exponent_votes, 32
+                grad.T @ x,
+                weight.trits,
+                votes,
+                exponent_votes,
+                32,
             )
         self.assert_votes(state, votes)
         self.assert_equal(state.learned, exponent_votes)
@@ -313,7 +300,12 @@ class VoteTests(BackendCase):
         moved = self.run("apply_exponent_votes", state, threshold, band, leak)
 
         wanted, left, count = expected.apply_exponent_votes(
-            exponent, votes, np.broadcast_to(origin, exponent.shape), threshold, band, leak
+            exponent,
+            votes,
+            np.broadcast_to(origin, exponent.shape),
+            threshold,
+            band,
+            leak,
         )
         self.assert_equal(state.exponent, wanted)
         self.assert_equal(state.learned, left)
@@ -357,7 +349,11 @@ class VoteTests(BackendCase):
         summed = sum_by_row(ids, grad, 11)
         touched = np.isin(np.arange(11), ids)[:, None]
         wanted_votes, wanted_exponent_votes = expected.cast_votes(
-            summed, weight.trits, votes, exponent_votes, 32
+            summed,
+            weight.trits,
+            votes,
+            exponent_votes,
+            32,
         )
         self.assert_votes(state, np.where(touched, wanted_votes, votes))
         if state.correlation is not None and state.steps is not None:

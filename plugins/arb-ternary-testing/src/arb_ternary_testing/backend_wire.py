@@ -177,7 +177,13 @@ class WireTests(BackendCase):
         flips = self.run("apply_scaled_votes", state, largest - 1, 9000, True)
 
         trits, left, count = expected.apply_scaled_votes(
-            weight.trits, votes, largest - 1, 9000, carry=True, draw=_DRAW, first_row=first_row
+            weight.trits,
+            votes,
+            largest - 1,
+            9000,
+            carry=True,
+            draw=_DRAW,
+            first_row=first_row,
         )
         self.assert_trits(weight, trits)
         self.assert_votes(state, left)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,27 +34,17 @@ from arb_ternary_train.update import ternary_update
 _FEATURES = 64
 
 
-def _float_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(_FEATURES, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
-def _ternary_model() -> nn.Module:
-    return nn.Sequential(TernaryLinear(_FEATURES, 4, group_size=32, activations="float"))
-
-
-def _mixed_model() -> nn.Module:
-    return nn.Sequential(
+def _layers(part: str) -> list[nn.Module]:
+    """Return the layers of the suite's models: "float", "ternary" or "mixed"."""
+    if part == "float":
+        return [nn.Linear(_FEATURES, 8), nn.Tanh(), nn.Linear(8, 4)]
+    if part == "ternary":
+        return [TernaryLinear(_FEATURES, 4, group_size=32, activations="float")]
+    return [
         nn.Linear(_FEATURES, 32),
         TernaryLinear(32, 16, group_size=32, activations="float"),
         nn.Linear(16, 4),
-    )
-
-
-_MODELS: Mapping[str, Callable[[], nn.Module]] = {
-    "float": _float_model,
-    "ternary": _ternary_model,
-    "mixed": _mixed_model,
-}
+    ]
 
 
 class _Saved(NamedTuple):
@@ -97,7 +87,7 @@ class OptimizerSuite(ComponentCase):
 
         Override it for an optimizer whose models the suite does not have.
         """
-        return _MODELS[part]()
+        return nn.Sequential(*_layers(part))
 
     @classmethod
     def accepted_parts(cls) -> tuple[str, ...]:

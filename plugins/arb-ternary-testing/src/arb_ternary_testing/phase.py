@@ -107,7 +107,10 @@ class PhaseSuite(ComponentCase):
     def train(self, config: RunConfig, directory: Path, *, resume: bool = False) -> RunReport:
         """Run ``config`` in ``directory`` on the reference backend, without terminal output."""
         request = RunRequest(
-            directory=directory, resume="auto" if resume else None, backend="torch", reporter=Silent
+            directory=directory,
+            resume="auto" if resume else None,
+            backend="torch",
+            reporter=Silent,
         )
         return train(config, request)
 

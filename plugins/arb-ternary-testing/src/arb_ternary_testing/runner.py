@@ -13,6 +13,7 @@ import attrs
 import pytest
 from attrs import define, field, frozen
 
+from arb_ternary.cli.output import print_table
 from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.config.structure import options_class
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
@@ -253,17 +254,9 @@ def _print(record: PluginRecord, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         for test, text in outcome.failures:
             print(f"--- {outcome.what}: {test}\n{text}\n")
-    rows = [("component", "suite", "passed", "failed", "skipped")]
-    for outcome in outcomes:
-        numbers = (str(outcome.passed), str(outcome.failed), str(outcome.skipped))
-        rows.append((outcome.what, outcome.suite, *numbers))
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     print(f"plugin {record.described}")
-    for row in rows:
-        cells = []
-        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            # Names on the left, numbers on the right.
-            cells.append(cell.ljust(width) if index < 2 else cell.rjust(width))
-        print("  ".join(cells).rstrip())
+    columns = ("component", "suite", "passed", "failed", "skipped")
+    rows = [(each.what, each.suite, each.passed, each.failed, each.skipped) for each in outcomes]
+    print_table(columns, rows)
     failed = sum(outcome.failed for outcome in outcomes)
     print(f"{failed} failed" if failed else "all passed")
