@@ -1,5 +1,6 @@
-"""Components with one fault each, under the suites that have to find it. Run by
-test_kit_finds_faults.py.
+"""Components with one fault each, under the suites that must find it.
+
+test_kit_finds_faults.py runs them.
 """
 
 from __future__ import annotations
@@ -71,9 +72,8 @@ class TestStaleWeights(BackendSuite):
         def linear(x, scale, packed, *rest):
             if len(kept) > 50:
                 kept.clear()
-            return reference.linear(
-                x, scale, kept.setdefault(id(packed), (packed, packed.clone()))[1], *rest
-            )
+            _, stale = kept.setdefault(id(packed), (packed, packed.clone()))
+            return reference.linear(x, scale, stale, *rest)
 
         return broken(linear=linear)
 
@@ -94,7 +94,8 @@ class TestUnwrittenRows(BackendSuite):
         def linear_grad_input(*arguments):
             grad = reference.linear_grad_input(*arguments)
             out = torch.empty_like(grad)
-            out[: len(out) // 2 * 2] = grad[: len(out) // 2 * 2]
+            written = len(out) // 2 * 2
+            out[:written] = grad[:written]
             return out
 
         return broken(linear_grad_input=linear_grad_input)
@@ -128,9 +129,9 @@ class TestRoundingHalfUp(BackendSuite):
         def quantize_rows(x):
             _, scale = reference.quantize_rows(x)
             divisor = torch.where(scale == 0, torch.inf, scale).unsqueeze(1)
-            return (x.float() / divisor).nan_to_num(0, 0, 0).add(0.5).floor().clamp(-127, 127).to(
-                torch.int8
-            ), scale
+            quotient = (x.float() / divisor).nan_to_num(0, 0, 0)
+            rounded = quotient.add(0.5).floor().clamp(-127, 127)
+            return rounded.to(torch.int8), scale
 
         return broken(quantize_rows=quantize_rows)
 
@@ -172,15 +173,13 @@ class TestLookupsHashedByPosition(BackendSuite):
 class TestRailThatCarries(BackendSuite):
     def make_backend(self) -> KernelBackend:
         def apply_scaled_votes(state, threshold, decay, carry):
+            trits = reference.unpack(state.weight, state.shape)
+            before = state.votes.clone()
+            flips = reference_scaled_votes.apply_scaled_votes(state, threshold, decay, carry)
             if carry and state.shape.vote_bits == 8:
-                over = (state.votes >= threshold) & (
-                    reference.unpack(state.weight, state.shape) == 1
-                )
-                kept = state.votes - threshold
-                flips = reference_scaled_votes.apply_scaled_votes(state, threshold, decay, carry)
-                state.votes.copy_(torch.where(over, kept, state.votes))
-                return flips
-            return reference_scaled_votes.apply_scaled_votes(state, threshold, decay, carry)
+                over = (before >= threshold) & (trits == 1)
+                state.votes.copy_(torch.where(over, before - threshold, state.votes))
+            return flips
 
         return broken(apply_scaled_votes=apply_scaled_votes)
 
@@ -195,7 +194,9 @@ class TestNarrowVotesThatWrap(BackendSuite):
             )
             if bits == 4:
                 held = ((held + 8) & 15) - 8
-            state.votes.copy_(reference.pack_votes(held.clamp(-1, 1) if bits == 2 else held, bits))
+            if bits == 2:
+                held = held.clamp(-1, 1)
+            state.votes.copy_(reference.pack_votes(held, bits))
 
         return broken(cast_votes=cast_votes)
 

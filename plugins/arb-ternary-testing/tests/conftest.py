@@ -1,4 +1,4 @@
-"""Programs that run in a fork of the test's process, which has imported torch already."""
+"""Run programs in a fork of the test's process, which has already imported torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Forked = Callable[[Callable[[], int]], tuple[int, str]]
 
 @pytest.fixture(scope="session")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
-    """Runs a function in a fork and returns its result, the exit code, and what it printed."""
+    """Return a runner of functions in a fork; it returns the exit code and what was printed."""
 
     def run(function: Callable[[], int]) -> tuple[int, str]:
         log = tmp_path_factory.mktemp("forked") / "output.txt"

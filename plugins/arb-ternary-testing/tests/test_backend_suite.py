@@ -1,4 +1,4 @@
-"""The torch backend passes the suite that every backend has to pass."""
+"""Run the suite that every backend must pass on the torch backend."""
 
 from __future__ import annotations
 

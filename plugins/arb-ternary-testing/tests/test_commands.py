@@ -1,4 +1,4 @@
-"""`arb plugins check` and `arb plugins new`."""
+"""Test `arb plugins check` and `arb plugins new`."""
 
 from __future__ import annotations
 

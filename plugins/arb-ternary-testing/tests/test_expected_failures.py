@@ -1,4 +1,4 @@
-"""The file of expected failures: what it excuses, and that it does not go stale."""
+"""Test what a file of expected failures excuses, and that out-of-date entries fail."""
 
 from __future__ import annotations
 

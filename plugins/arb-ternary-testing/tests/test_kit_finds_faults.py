@@ -1,4 +1,4 @@
-"""The suites find the faults that they were written for; each component has one fault."""
+"""Test that the suites find the faults they were written for: one per broken component."""
 
 from __future__ import annotations
 

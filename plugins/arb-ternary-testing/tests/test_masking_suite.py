@@ -1,4 +1,4 @@
-"""Causal masking passes the suite that every masking strategy has to pass."""
+"""Run the suite that every masking strategy must pass on causal masking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TestCausal(MaskingSuite):
 
 
 class Hiding(CausalMasking):
-    """Hides the first token behind id 0, which the data must not use."""
+    """Replaces the first token by id 0, which the data must not use."""
 
     def reserved_ids(self, vocabulary_size: int) -> tuple[int, ...]:
         return (0,)

@@ -1,4 +1,4 @@
-"""The optimizers of core pass the suite that every optimizer has to pass."""
+"""Run the suite that every optimizer must pass on those that the kit depends on."""
 
 from __future__ import annotations
 

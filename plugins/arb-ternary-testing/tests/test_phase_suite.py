@@ -1,4 +1,4 @@
-"""The standard phase passes the suite that every phase has to pass."""
+"""Run the suite that every phase must pass on the standard phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`arb plugins check`: the kit on an installed plugin."""
+"""Test `arb plugins check`: the kit on an installed plugin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Check = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def check(forked: Callable[..., tuple[int, str]]) -> Check:
-    """Runs the command with a folder of installed distributions."""
+    """Return a function that runs the command with a folder of installed distributions."""
 
     def run(site: Path, *options: str) -> tuple[int, str]:
         def command() -> int:
