@@ -51,13 +51,13 @@ def test_codebook_finds_separate_clusters():
 
 def test_codebook_is_as_good_as_scikit_learns():
     frames = _frames(400)
-    begun = fit_codebook(frames, 12, 0, 3)
-    done = fit_codebook(frames, 12, 300, 3)
-    other = KMeans(12, init=begun.astype(np.float64), n_init=1, max_iter=300, tol=0).fit(
+    initial = fit_codebook(frames, 12, 0, 3)
+    fitted = fit_codebook(frames, 12, 300, 3)
+    other = KMeans(12, init=initial.astype(np.float64), n_init=1, max_iter=300, tol=0).fit(
         frames.astype(np.float64)
     )
-    mine = ((frames.astype(float) - done[nearest_codes(frames, done)]) ** 2).sum()
-    assert mine == pytest.approx(other.inertia_, rel=0.01)
+    inertia = ((frames.astype(float) - fitted[nearest_codes(frames, fitted)]) ** 2).sum()
+    assert inertia == pytest.approx(other.inertia_, rel=0.01)
 
 
 def test_entry_without_frames_moves_to_the_farthest(monkeypatch):

@@ -82,7 +82,7 @@ def _missing(path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("damage", "words"),
     [
         (_garbage, "cannot be read"),
         (_truncated, "cannot be read|is empty"),
@@ -94,9 +94,9 @@ def _missing(path):
         (_missing, "cannot be read"),
     ],
 )
-def test_read_sound_names_the_fault(tmp_path, spoil, words):
+def test_read_sound_names_the_fault(tmp_path, damage, words):
     path = tmp_path / "bad.wav"
-    spoil(path)
+    damage(path)
     with pytest.raises(DataError, match=rf"bad\.wav: .*({words})"):
         read_sound(path, 8000, 1.0)
 

@@ -129,7 +129,7 @@ def _hidden(folder):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("damage", "words"),
     [
         (_text, r"notes\.txt: not a supported sound file; supported are \.flac, \.ogg, \.wav"),
         (_nothing, "mid: the class has no sound"),
@@ -137,8 +137,8 @@ def _hidden(folder):
         (_hidden, "there must be at least two classes"),
     ],
 )
-def test_build_names_the_folder_that_cannot_be_used(tones, spoil, words):
-    spoil(tones)
+def test_build_names_the_folder_that_cannot_be_used(tones, damage, words):
+    damage(tones)
     with pytest.raises(DataError, match=words):
         sounds.build(SoundsConfig(path=str(tones)))
 

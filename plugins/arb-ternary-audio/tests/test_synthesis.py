@@ -90,6 +90,6 @@ def test_random_numbers_are_fixed():
 def test_partner_words_have_the_same_syllables():
     names = list(WORDS)
     for word, partner in zip(names[::2], names[1::2], strict=True):
-        said = WORDS[word]
-        assert said[2:] + said[:2] == WORDS[partner]
-        assert "".join(said) == word
+        phones = WORDS[word]
+        assert phones[2:] + phones[:2] == WORDS[partner]
+        assert "".join(phones) == word

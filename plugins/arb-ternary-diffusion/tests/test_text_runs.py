@@ -177,9 +177,9 @@ def test_show_steps_prints_gaps(run: Path, capsys: pytest.CaptureFixture[str]) -
 def test_text_without_prompt_fills_the_context(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = load_run(run).model.max_length
+    context = load_run(run).model.max_length
     text = generated(capsys, run, "--seed", "0", "--temperature", "0", "--steps", "1")
-    assert len(text.removesuffix("\n")) == seen == 32
+    assert len(text.removesuffix("\n")) == context == 32
 
 
 def test_causal_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

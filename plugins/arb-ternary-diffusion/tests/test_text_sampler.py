@@ -217,7 +217,7 @@ def test_text_without_hidden_tokens_is_unchanged() -> None:
     tokens = torch.tensor([[0, 1, 2]])
 
     def never(_: Tensor) -> Tensor:
-        raise AssertionError("the model was asked")
+        raise AssertionError("the model was evaluated")
 
     for order in ("ancestral", "confidence"):
         filling = Filling(steps=3, order=order)  # type: ignore[arg-type]

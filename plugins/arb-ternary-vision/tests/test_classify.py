@@ -26,7 +26,7 @@ from arb_ternary_vision.figures import draw_confusion, draw_sheet, save_figure, 
 from arb_ternary_vision.predictions import Predictions, class_names, classify_batches
 
 CONFIG = """
-name: seen
+name: digits
 seed: 1
 data: digits
 masking: {name: labels, augment: [{name: shift}]}
@@ -42,9 +42,9 @@ phases:
 def runs(tmp_path_factory):
     """Train the same run twice, with the tracker and without it."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "seen.yaml").write_text(CONFIG)
+    (folder / "digits.yaml").write_text(CONFIG)
     for name, more in (("without", ()), ("with", ("trackers=[confusion_matrix]",))):
-        config = load_config(folder / "seen.yaml", more).config
+        config = load_config(folder / "digits.yaml", more).config
         train(config, RunRequest(directory=folder / name, backend="torch", reporter=Silent))
     yield folder
     reset_backends()
@@ -87,7 +87,7 @@ def test_resumed_run_with_tracker_is_bitwise(runs, tmp_path, monkeypatch):
         if self.step == 2:
             self.request_stop("a test")
 
-    config = load_config(runs / "seen.yaml", ("trackers=[confusion_matrix]",)).config
+    config = load_config(runs / "digits.yaml", ("trackers=[confusion_matrix]",)).config
     monkeypatch.setattr(TrainingContext, "record_step", stopping)
     with pytest.raises(Interrupted):
         train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
@@ -106,10 +106,10 @@ def test_last_figure_is_of_the_final_model(runs, tmp_path, monkeypatch):
 
     drawn = []
     monkeypatch.setattr(
-        figures, "draw_confusion", lambda *seen: drawn.append(seen) or draw_confusion(*seen)
+        figures, "draw_confusion", lambda *given: drawn.append(given) or draw_confusion(*given)
     )
     never = ("phases.0.eval_every=0", "phases.0.eval_batches=8")
-    config = load_config(runs / "seen.yaml", ("trackers=[confusion_matrix]", *never)).config
+    config = load_config(runs / "digits.yaml", ("trackers=[confusion_matrix]", *never)).config
     report = train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
     (counts, names, title), *more = drawn
     assert not more
@@ -207,12 +207,12 @@ def test_classify_files(runs, tmp_path):
         # 255 levels instead of 16: within a half of one of them.
         Image.fromarray(np.rint(pixels * 255.0 / 16).astype(np.uint8)).save(tmp_path / name)
         names.append(tmp_path / name)
-    said = [
+    results = [
         arb("generate", runs / "with", names[0]),
         arb("generate", runs / "with", names[1], "--invert"),
     ]
-    assert [status for status, *_ in said] == [0, 0]
-    first, second = (out.splitlines()[-1].split() for _, out, _ in said)
+    assert [status for status, *_ in results] == [0, 0]
+    first, second = (out.splitlines()[-1].split() for _, out, _ in results)
     assert first[1:] == second[1:]
     assert first[1] in "0123456789"
 

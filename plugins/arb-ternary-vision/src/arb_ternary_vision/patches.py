@@ -17,7 +17,7 @@ from arb_ternary_vision.sizes import Pair
 
 
 class Window(NamedTuple):
-    """Which pixels a convolution reads, each as height and width."""
+    """The window of pixels that a convolution reads, each quantity as height and width."""
 
     kernel_size: Pair
     stride: Pair = (1, 1)

@@ -22,7 +22,7 @@ from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 
 @frozen(eq=False)
 class Predictions:
-    """What a classifier predicts for samples.
+    """Predictions of a classifier for samples.
 
     Attributes:
         inputs: inputs of the model, float32 ``[N, C, H, W]``, on the host.

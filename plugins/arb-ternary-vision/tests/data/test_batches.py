@@ -84,14 +84,14 @@ def test_resumed_batches_continue(workers):
 def test_shard_reads_the_batches_of_its_rank(workers):
     with samples().batches(request(3)) as batches:
         whole = [next(batches).sample_ids.tolist() for _ in range(12)]
-    with samples().batches(request(3, workers=workers)) as mine:
-        assert isinstance(mine, Batches)
-        assert isinstance(mine, ShardableBatches)
+    with samples().batches(request(3, workers=workers)) as shard:
+        assert isinstance(shard, Batches)
+        assert isinstance(shard, ShardableBatches)
         for step in range(3):  # rank 1 of 2 has batches 1 and 3 of the four of each step
-            mine.shard(1, 2, 4)
+            shard.shard(1, 2, 4)
             for place in (1, 3):
-                mine.skip(1)
-                assert next(mine).sample_ids.tolist() == whole[4 * step + place]
+                shard.skip(1)
+                assert next(shard).sample_ids.tolist() == whole[4 * step + place]
 
 
 def test_sequential_rows_continue():

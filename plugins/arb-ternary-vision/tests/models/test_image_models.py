@@ -93,13 +93,13 @@ def test_float_vit_matches_computation_by_hand() -> None:
             inside @ w[f"{block}.attention.{part}.weight"].T for part in ("query", "key", "value")
         )
         for head in range(2):
-            of_head = slice(8 * head, 8 * head + 8)
+            features = slice(8 * head, 8 * head + 8)
             for image in range(2):
                 scores = torch.empty(6, 6, dtype=torch.float64)
                 for i, at in enumerate(places):
                     for j, other in enumerate(places):
-                        q = query[image, i, of_head]
-                        k = key[image, j, of_head]
+                        q = query[image, i, features]
+                        k = key[image, j, features]
                         angle = torch.tensor(
                             [
                                 (at[axis] - other[axis]) * 100.0 ** (-2 * p / 4)
@@ -113,7 +113,7 @@ def test_float_vit_matches_computation_by_hand() -> None:
                         scores[i, j] = (
                             turned * torch.complex(k[:4], k[4:]).conj()
                         ).real.sum() / math.sqrt(8)
-                attended[image, :, of_head] = scores.softmax(dim=-1) @ value[image, :, of_head]
+                attended[image, :, features] = scores.softmax(dim=-1) @ value[image, :, features]
         ones = torch.ones(1, dtype=torch.float64)
         stream = stream + normed(attended, ones) @ w[f"{block}.attention.output.weight"].T
         inside = normed(stream, w[f"{block}.feed_forward.norm.weight"])
@@ -243,11 +243,12 @@ def test_models_refuse_images_of_another_shape(
     model = make()
     with pytest.raises(UsageProblem) as caught:
         model(torch.zeros(2, 3, 8, 8))
-    said = f"{caught.value} {caught.value.hint}"
+    message = f"{caught.value} {caught.value.hint}"
     assert (
-        "3 channels of 8 x 8 pixels; the model's channels is 1 and its image_size is [4, 6]" in said
+        "3 channels of 8 x 8 pixels; the model's channels is 1 and its image_size is [4, 6]"
+        in message
     )
-    assert "Set channels: 3 and image_size: [8, 8]" in said
+    assert "Set channels: 3 and image_size: [8, 8]" in message
     with pytest.raises(UsageProblem, match=r"must be \[B, C, H, W\]"):
         model(torch.zeros(4, 6))
 
@@ -266,7 +267,7 @@ REFUSED = [
     (VitConfig, {**FLOAT, "gradients": "int8"}, "'gradients' has no effect"),
     (ConvnetConfig, {"stages": 5}, "'stages' must be at most 4 for 'image_size' 8"),
     (ConvnetConfig, {"kernel_size": 4}, "'kernel_size' must be an odd number"),
-    (ConvnetConfig, {"channels": 0}, "'channels' must be at least 1"),
+    (ConvnetConfig, {"channels": 0}, "'channels' must be greater than 0"),
 ]
 
 

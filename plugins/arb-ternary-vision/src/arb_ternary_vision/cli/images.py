@@ -1,4 +1,4 @@
-"""What the commands of this package share: reading images of a run, and drawing sheets of them."""
+"""Read images of a run and draw sheets of them, for the commands of this package."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ class MemorySamples:
 
     name: str
     data: NDArray[Any] = attrs.field(repr=lambda array: f"<{array.dtype} {list(array.shape)}>")
-    extras: Mapping[str, NDArray[Any]] = attrs.field(
-        factory=dict, repr=lambda arrays: f"<{', '.join(arrays)}>"
-    )
+    extras: Mapping[str, NDArray[Any]] = attrs.field(factory=dict, repr=False)
     levels: int | None = None
 
     def __attrs_post_init__(self) -> None:

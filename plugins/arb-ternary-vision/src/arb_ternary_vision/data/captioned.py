@@ -110,7 +110,7 @@ def build(config: CaptionedConfig) -> CaptionedSource:
 def add_captions(images: LabelledSource, captions: tuple[str, ...]) -> CaptionedSource:
     """Return the source of ``images`` and the text of each class."""
     tokenizer = CharacterTokenizer.from_text(END + "".join(captions))
-    # Two ends more than the longest text: one before it and one after it.
+    # The longest text has one end before it and one after it.
     length = max(map(len, captions)) + 2
     texts = [tokenizer.encode((END + text).ljust(length, END)) for text in captions]
     ids = np.array(texts, dtype=np.int64)

@@ -12,7 +12,7 @@ import attrs
 from attrs import frozen
 
 from arb_ternary.config.fields import unused_options
-from arb_ternary.config.options import ACTIVE_WHEN, HELP, Condition, Rule, option
+from arb_ternary.config.options import ACTIVE_WHEN, HELP, Condition, option, positive
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
@@ -72,11 +72,7 @@ class ImageModelConfig:
         "side of the images in pixels, or [height, width] of images that are not square",
         validator=size,
     )
-    channels: int = option(
-        1,
-        "numbers per pixel: 1 = grey, 3 = colour",
-        validator=Rule("at least 1", lambda value: value >= 1, {"minimum": 1}),
-    )
+    channels: int = option(1, "numbers per pixel: 1 = grey, 3 = colour", validator=positive)
     group_size: Literal[32, 64, 128, 256, "row", "tensor"] = decoder_option(
         "group_size", active_when=(_voting_matrices,)
     )

@@ -52,8 +52,7 @@ class FloatConv2d(FloatLinear):
         return y_BLN.transpose(1, 2).reshape(len(input), self.out_features, height, width)
 
     def extra_repr(self) -> str:
-        window = ", ".join(f"{key}={value}" for key, value in self.window._asdict().items())
-        return f"{super().extra_repr()}, {window}"
+        return f"{super().extra_repr()}, window={self.window}"
 
 
 def make_conv(
