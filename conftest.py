@@ -42,8 +42,8 @@ os.environ.setdefault(
 
 _GPU = torch.cuda.is_available()
 
-# : Variables that pytest and torch set while a test runs, and TileLang and scikit-learn when they
-# are imported.
+#: Variables that pytest and torch set while a test runs, and TileLang and scikit-learn when they
+#: are imported.
 _NOT_OURS = (
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",

@@ -16,9 +16,9 @@ import pytest
 
 from arb_ternary.plugins.manager import manager
 
-# : Imports what others have written, which takes most of the time of a short program, and nothing
-# of ours. Each order is : a child: the arguments of Python (``-W error``, then ``-c``, ``-m`` or a
-# file) and a folder.
+#: Imports what others have written, which takes most of the time of a short program, and nothing of
+#: ours. Each order is a child: the arguments of Python (``-W error``, then ``-c``, ``-m`` or a
+#: file) and a folder.
 HELPER = """
 import json, os, runpy, sys, traceback, warnings
 import click, hypothesis, numpy, pytest, rich, torch, torch._dynamo, yaml

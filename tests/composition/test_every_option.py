@@ -116,8 +116,8 @@ BY_NATURE_OF: Final = {
         "changes images, which these runs on text have not; its own tests try every change",
     ),
 }
-# : Values where those that follow from an option's type would do nothing, or something else, in
-# three steps.
+#: Values where those that follow from an option's type would do nothing, or something else, in
+#: three steps.
 VALUES: Final[dict[str, list[Any]]] = {
     "sliding_window": [3],
     "float_parts": [["norms"]],
@@ -194,8 +194,8 @@ COMPANIONS_OF: Final[dict[str, dict[str, Any]]] = {
 #: Phases that learn from a teacher, and its sizes, which are the student's.
 TAUGHT: Final = {"blockwise", "global"}
 TEACHER: Final = {key: value for key, value in MODEL.items() if key not in ("name", "group_size")}
-# : Phases that take no step of their own, because they read, convert, judge, measure or write, or
-# that need what such a : phase has made: their own tests try what each option does.
+#: Phases that take no step of their own, because they read, convert, judge, measure or write, or
+#: that need what such a phase has made: their own tests try what each option does.
 IN_A_PIPELINE: Final = {
     *("load_teacher", "fold_rotate", "surgery", "projection"),
     *("verify", "benchmark", "export"),

@@ -46,8 +46,8 @@ phases:
       warmup_steps: 2}
 """
 REFERENCE = TrainingPlan(steps=2400, tokens=2048, mean_rate=0.5, width=128)
-# : Of the config above, whose mean rate is 0.6 of the peak: 0.115 * (400 / 1.2)^(1/4) / 128^(1/8) *
-# 8^(1/5).
+#: Of the config above, whose mean rate is 0.6 of the peak: 0.115 * (400 / 1.2)^(1/4) / 128^(1/8) *
+#: 8^(1/5).
 RATE = 0.406
 
 

@@ -131,8 +131,8 @@ def grows(phase: Any) -> bool:
     return "target_stacks" in options_of(phase)
 
 
-# : Compiles each kernel for the sizes of its weights, a minute for those here: without a GPU it
-# trains in tests of its : own, which compare its bytes with those of torch's kernels.
+#: Compiles each kernel for the sizes of its weights, a minute for those here: without a GPU it
+#: trains in tests of its own, which compare its bytes with those of torch's kernels.
 COMPILES = "tilelang"
 
 

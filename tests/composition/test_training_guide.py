@@ -306,8 +306,8 @@ def test_the_preset_has_the_guides_steps(
     assert phases["global"]["steps"] == {"quick": 100, "paper": 2000}[target]
 
 
-# : For each key of the guide's complete reference another value, and which settings of the run it
-# decides; a text is : what the key is refused with. The phase of the second half is blockwise.
+#: For each key of the guide's complete reference another value, and which settings of the run it
+#: decides; a text is what the key is refused with. The phase of the second half is blockwise.
 STANDARD: dict[str, tuple[str, set[str] | str]] = {
     "phase": ("phase: dreaming", "must be 'standard'"),
     "batch_size": ("batch_size: 3", {"batch_size"}),

@@ -21,8 +21,8 @@ from arb_ternary.backends import select
 PARTS = Path(__file__).with_name("parts.py")
 
 
-# : Takes note of its arguments and ends as it is told to; without being told, as the program that
-# it was to watch.
+#: Takes note of its arguments and ends as it is told to; without being told, as the program that it
+#: was to watch.
 WATCHER = """#!/bin/sh
 printf '%s\\n' "$PYTORCH_NO_CUDA_MEMORY_CACHING" "$@" >> "$(dirname "$0")/arguments"
 echo "watched by a fake"

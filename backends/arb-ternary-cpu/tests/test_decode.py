@@ -30,8 +30,8 @@ pytestmark = pytest.mark.sampled("native")
 
 VOCABULARY = 45
 FLOATS = ("embedding", "head", "norms")
-# : Kinds of norms, gains, heads, embeddings and activations; sizes that are no multiples of 16, or
-# of a group.
+#: Kinds of norms, gains, heads, embeddings and activations; sizes that are no multiples of 16, or
+#: of a group.
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     {"kv_heads": 2, "activation": "swiglu", "head_dim": 24, "rotary_scaling": 2.0},

@@ -21,9 +21,9 @@ from arb_ternary_cpu.isa import usable_isas
 # For each instruction set.
 pytestmark = pytest.mark.sampled("backend")
 
-# : ``(M, N, K, G)``: one row, few rows, one panel more; strips and blocks that are cut; a row as
-# one group. Whole tiles : of a matrix unit, 16 x 64, and one row, output and term more; more rows
-# than sums are kept of.
+#: ``(M, N, K, G)``: one row, few rows, one panel more; strips and blocks that are cut; a row as one
+#: group. Whole tiles of a matrix unit, 16 x 64, and one row, output and term more; more rows than
+#: sums are kept of.
 SIZES = (
     (1, 1, 1, 1),
     (1, 33, 300, 128),

@@ -24,8 +24,8 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 STEPS = 10
-# : Widths that fill no block and no group, a rule that learns exponents, and rates at which a few
-# steps flip many trits.
+#: Widths that fill no block and no group, a rule that learns exponents, and rates at which a few
+#: steps flip many trits.
 CONFIG = """
 name: exact
 exact: true
@@ -46,8 +46,8 @@ OPTIMIZERS = {
     "three_levels": "{name: scaled_votes, lr: 0.5, exponent_rate: 0.5, vote_levels: 3}",
 }
 RULES = [*list(OPTIMIZERS)[:2], pytest.param("three_levels", marks=pytest.mark.slow)]
-# : A norm is a float sum of squares, in an order of each backend's own; nothing but the log reads
-# it here.
+#: A norm is a float sum of squares, in an order of each backend's own; nothing but the log reads it
+#: here.
 NORM_TOLERANCE = 2.0**-18
 
 

@@ -19,10 +19,10 @@ from arb_ternary_tilelang import cache
 from arb_ternary_tilelang.kernels import storage
 from arb_ternary_tilelang.lane import cpu_lane
 
-# : Starts processes, one for each file that a line of its input names, and prints their exit codes.
-# Each of them packs a : matrix, and tells in its file how often a compiler was run for it; beside
-# it is what it said on standard error. Those : of one line begin together. They are forks: what
-# takes several seconds to import is imported once.
+#: Starts processes, one for each file that a line of its input names, and prints their exit codes.
+#: Each of them packs a matrix, and tells in its file how often a compiler was run for it; beside it
+#: is what it said on standard error. Those of one line begin together. They are forks: what takes
+#: several seconds to import is imported once.
 PROGRAM = """
 import json, os, sys, time, traceback
 from pathlib import Path

@@ -24,8 +24,8 @@ from arb_ternary_train.runner import RunRequest, train
 
 STEPS = 20
 DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
-# : The README's demo, made small: fewer weights, a text of three thousand characters, and a few
-# steps at a higher : rate, since fewer votes are cast.
+#: The README's demo, made small: fewer weights, a text of three thousand characters, and a few
+#: steps at a higher rate, since fewer votes are cast.
 TINY = (
     "model.width=32",
     "model.layers=1",
@@ -40,8 +40,8 @@ TINY = (
     "phases.0.eval_every=1000",
     "checkpoint.every=1000",
 )
-# : Widths that fill no word and no group, a rule that learns exponents, and rates at which a few
-# steps flip many trits.
+#: Widths that fill no word and no group, a rule that learns exponents, and rates at which a few
+#: steps flip many trits.
 CONFIG = """
 name: exact
 exact: true

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.interpreted
 #: Of a whole run: the interpreter is slow. The fifty steps are those of two layers.
 STEPS = 3
 FIFTY = 50
-# : Widths that fill no block and no group, a rule that learns exponents, and rates at which a few
-# steps flip many trits.
+#: Widths that fill no block and no group, a rule that learns exponents, and rates at which a few
+#: steps flip many trits.
 CONFIG = """
 name: exact
 exact: true
@@ -55,8 +55,8 @@ OPTIMIZERS = {
     "scaled_votes": "{name: scaled_votes, lr: 0.5, exponent_rate: 0.5}",
     "sign_votes": "{name: sign_votes, accum_threshold: 2, e_accum_threshold: 2}",
 }
-# : A norm is a float sum of squares, in an order of each backend's own; nothing but the log reads
-# it here.
+#: A norm is a float sum of squares, in an order of each backend's own; nothing but the log reads it
+#: here.
 NORM_TOLERANCE = 2.0**-18
 
 

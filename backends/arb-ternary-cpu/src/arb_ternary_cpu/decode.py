@@ -27,8 +27,8 @@ from arb_ternary_cpu.arguments import (
     float_dtype,
 )
 
-# : Of the cache, where it is not rounded, and of what a step returns, with the native indices of
-# what is kept.
+#: Of the cache, where it is not rounded, and of what a step returns, with the native indices of
+#: what is kept.
 _STREAM_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 _KEPT_INT8: Final = 2
 

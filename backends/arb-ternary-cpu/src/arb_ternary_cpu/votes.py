@@ -25,8 +25,8 @@ from arb_ternary_cpu.arguments import (
     packed_shape,
 )
 
-# : Types that the kernels read as they are; other floating-point tensors are converted to float32
-# first.
+#: Types that the kernels read as they are; other floating-point tensors are converted to float32
+#: first.
 _ELEMENTS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
