@@ -1,5 +1,6 @@
-"""Guards around every test: one thread, known seeds, nothing left behind in the environment, no
-network.
+"""Guards around every test: one thread, fixed seeds, an unchanged environment, no network.
+
+Also the choice of cases of tests that are marked ``sampled``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Workers share the cores, and threads that spin while they wait take them from each other. Read
-# when torch is imported.
+# Workers share the cores, and threads that spin while they wait block the others. The variable is
+# read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-# As many examples in both: continuous integration has the same limit of time, and draws the same
-# examples each time.
+# Both have the same number of examples, for the same time limit; continuous integration draws the
+# same examples each time.
 for _name in ("dev", "ci"):
     settings.register_profile(
         _name,
@@ -35,7 +36,7 @@ for _name in ("dev", "ci"):
     )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-# Kernels that TileLang compiles for a test are kept in the checkout, and not in the home folder.
+# Keep the kernels that TileLang compiles for tests in the checkout instead of the home folder.
 os.environ.setdefault(
     "TILELANG_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "tilelang")
 )
@@ -58,9 +59,7 @@ _NOT_OURS = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is collected stays until the end: the garbage collector need not look at its millions of
-    objects again.
-    """
+    """Exclude the millions of collected objects from garbage collection; they stay until the end."""
     gc.disable()
     try:
         return (yield)
@@ -117,16 +116,14 @@ def _covering(cases: Iterable[pytest.Item]) -> set[pytest.Item]:
 @pytest.fixture(autouse=True)
 def _one_thread_and_a_seed() -> None:
     torch.set_num_threads(1)
-    # torch.manual_seed keeps a traceback for each kind of device that is not there: half a
-    # millisecond, and memory.
+    # torch.manual_seed keeps a traceback for each kind of device that is missing, which takes half
+    # a millisecond, and memory.
     (torch.manual_seed if _GPU else torch.default_generator.manual_seed)(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_waits_for_the_disk() -> Iterator[None]:
-    """No test takes the power away: what is written need not be on the disk. A run of two steps
-    flushes 22 times.
-    """
+    """Replace fsync: no test cuts the power, and a run of two steps would flush 22 times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -152,8 +149,7 @@ def _no_test_reaches_the_network() -> Iterator[None]:
         _refuse_network(self, address)
         return connect_ex(self, address)
 
-    # Not the test's own monkeypatch: that would be undone only after the guard of the environment
-    # has looked.
+    # Not the test's own monkeypatch, which is undone only after the guard of the environment.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", guarded)
         patch.setattr(socket.socket, "connect_ex", guarded_ex)

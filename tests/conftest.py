@@ -1,6 +1,4 @@
-"""Around every test across distributions: no plugin is left loaded or unloaded. Python programs of
-their own.
-"""
+"""Fixtures of the tests across distributions: a guard of the registry, and fast Python programs."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ import pytest
 
 from arb_ternary.plugins.manager import manager
 
-#: Imports what others have written, which takes most of the time of a short program, and nothing of
-#: ours. Each order is a child: the arguments of Python (``-W error``, then ``-c``, ``-m`` or a
-#: file) and a folder.
+#: Imports third-party packages, which takes most of the time of a short program, and nothing of
+#: this repository. Each order starts a child: the arguments of Python (``-W error``, then ``-c``,
+#: ``-m`` or a file) and a folder.
 HELPER = """
 import json, os, runpy, sys, traceback, warnings
 import click, hypothesis, numpy, pytest, rich, torch, torch._dynamo, yaml
@@ -87,10 +85,10 @@ def _components() -> list[tuple[str, str, str, str]]:
 
 @pytest.fixture(scope="session")
 def python() -> Iterator[Callable[..., str]]:
-    """Runs Python in a folder, with the modules and distributions that lie there or in ``place``;
-    what it prints.
+    """Return a function that runs Python in a folder and returns what it prints.
 
-    As a fresh interpreter does, but forked from one that has imported torch once.
+    The program can import what is in the folder, or in ``place``. It behaves like a new
+    interpreter, but is forked from one that has already imported torch.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("ARB_", "PYTEST"))

@@ -1,4 +1,4 @@
-"""The guards of conftest.py do guard."""
+"""Test the guards of conftest.py."""
 
 from __future__ import annotations
 

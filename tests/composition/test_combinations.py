@@ -1,6 +1,4 @@
-"""Components that do not go together, and options that do nothing beside others, are faults of the
-config.
-"""
+"""Components that do not go together, and options without effect, are config errors."""
 
 from __future__ import annotations
 
@@ -40,12 +38,12 @@ def validated(folder: Path, **sections: Any) -> None:
 
 
 def said(error: ConfigError, path: str) -> str:
-    """The message of the one fault, which must lie at ``path``."""
+    """Return the message of the only fault, which must be at ``path``."""
     assert [show_path(fault.path) for fault in error.faults] == [path], str(error)
     return str(error.faults[0].message)
 
 
-#: What is configured, where the fault lies, and what it says.
+#: Config, path of the fault, and part of its message.
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a cell beyond the accumulators": (
         {"model": {"vote_bits": 4}, "optimizer": {"name": "scaled_votes", "cell": 100}},
@@ -246,7 +244,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
 }
 
-#: What is configured, and the path of the option that does nothing.
+#: Config, and the path of the option without effect.
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"{key} of a pure model": ({"phase": {key: value}}, f"phases[0].{key}")

@@ -1,9 +1,8 @@
-"""No option is idle: changed, it changes a run's bytes or is a fault of the config. The list comes
-from the registry.
+"""Every option changes the bytes of a run or is a config error.
 
-Weights, the optimizer's state and the metrics of a run of three tiny steps are compared. A plugin
-that is installed adds its components and their options without an edit here; what can by its nature
-change none of these bytes is listed below with the reason.
+The options come from the registry: a plugin that is installed adds its components without an edit
+here. Weights, the optimizer's state and the metrics of a run of three tiny steps are compared.
+Options that by their nature change none of these bytes are listed below with the reason.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ MODEL: Final = {
     "max_length": 16,
     "group_size": 32,
 }
-#: The options of a phase of three short steps, as far as it has them.
+#: Options of a phase of three short steps; a phase takes those that it has.
 BRIEF: Final = {
     "steps": 3,
     "batch_size": 2,
@@ -57,7 +56,7 @@ BRIEF: Final = {
     "blocks_per_stack": 1,
 }
 
-#: Options that by their nature change none of the bytes, and why.
+#: Options that by their nature change none of the bytes, and the reason.
 BY_NATURE: Final[dict[str, str]] = {
     **dict.fromkeys(
         ("log_every", "eval_every", "eval_batches"),
@@ -106,7 +105,7 @@ BY_NATURE: Final[dict[str, str]] = {
     "sliding_window": "a window as long as a sample hides nothing; it is tried with a shorter one "
     "below",
 }
-#: The same of one component's option.
+#: The same for an option of one component.
 BY_NATURE_OF: Final = {
     "blockwise.blockwise_autotune_enabled": "by itself it only says what it sees; what it does is "
     "tried with its mode",
@@ -159,7 +158,7 @@ VALUES: Final[dict[str, list[Any]]] = {
     "blockwise_autotune_plateau_patience": [1],
     "blockwise_autotune_min_lr": [1.0],
 }
-#: Options of a component that others wait for.
+#: Options of a component that its other options need.
 COMPANIONS: Final[dict[str, dict[str, Any]]] = {
     "optimizer.gqc.sbc": {"initial_logical_batch_size": 2.0},
     "optimizer.gqc.gnts": {"threshold": 0.05, "max_batch_draws": 3},
@@ -177,7 +176,7 @@ COMPANIONS: Final[dict[str, dict[str, Any]]] = {
     "phase.global": {"teacher": "teacher"},
 }
 _ACTIVE: Final = {"blockwise_autotune_enabled": True, "blockwise_autotune_mode": "active"}
-#: Options that one option waits for, and the others of its component would make idle.
+#: Options that one option needs, and that would make other options of its component idle.
 COMPANIONS_OF: Final[dict[str, dict[str, Any]]] = {
     "decoder.vector_trits": {"row_scales": True},
     "global.kd_temperature": {"kd_weight": 1.0},
@@ -191,7 +190,7 @@ COMPANIONS_OF: Final[dict[str, dict[str, Any]]] = {
     "blockwise.blockwise_autotune_lr_decay": {**_ACTIVE, "blockwise_autotune_plateau_patience": 1},
     "blockwise.blockwise_autotune_min_lr": {**_ACTIVE, "blockwise_autotune_plateau_patience": 1},
 }
-#: Phases that learn from a teacher, and its sizes, which are the student's.
+#: Phases that learn from a teacher, and the teacher's sizes, which are the student's.
 TAUGHT: Final = {"blockwise", "global"}
 TEACHER: Final = {key: value for key, value in MODEL.items() if key not in ("name", "group_size")}
 #: Phases that take no step of their own, because they read, convert, judge, measure or write, or
@@ -200,7 +199,7 @@ IN_A_PIPELINE: Final = {
     *("load_teacher", "fold_rotate", "surgery", "projection"),
     *("verify", "benchmark", "export"),
 }
-#: Steps of runs in which three show nothing of a component.
+#: Steps of runs in which three steps show no effect of a component.
 STEPS: Final = {
     "phase.blockwise": 6,
     "optimizer.momentum_votes": 10,
@@ -216,9 +215,7 @@ def registered(kind: str) -> list[Any]:
 def options(
     cls: type[Any], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], attrs.Attribute[Any]]]:
-    """Path and attribute of every option, those of nested sections too; not the components that it
-    names.
-    """
+    """Yield path and attribute of every option, with nested sections and without components."""
     for field in config_fields(cls):
         shapes = {shape_of(arm): arm for arm in (*get_args(field.type), field.type)}
         if "choice" in shapes:
@@ -230,7 +227,7 @@ def options(
 
 
 def candidates(path: tuple[str, ...], field: attrs.Attribute[Any]) -> list[Any]:
-    """Other values of an option that are right by themselves."""
+    """Return other values that an option may have."""
     for key in (".".join(path), path[-1]):
         if key in VALUES:
             return [value for value in VALUES[key] if valid(field, value)]
@@ -263,7 +260,7 @@ def valid(field: attrs.Attribute[Any], value: Any) -> bool:
 
 
 def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...]]:
-    """A run in which the component takes part, and where its options are."""
+    """Return a run that uses the component, and the path of its options."""
     config: dict[str, Any] = {
         "name": "every_option",
         "data": {"name": "text", "path": "text.txt", "tokenizer": "bytes"},
@@ -330,7 +327,9 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
 def of_other_data(
     config: dict[str, Any], kind: str, section: dict[str, Any], data: KindOfData
 ) -> dict[str, Any]:
-    """The run ``config`` on samples that are no text, or for models that see all of it."""
+    """Return the run ``config`` on samples that are not text, or for models that read all of the
+    text.
+    """
     model = next((each for each in data.models if each["name"] == section["name"]), data.models[0])
     phase = {key: value for key, value in BRIEF.items() if key not in TEXT.phase}
     known = brief("phase", "standard").keys()
@@ -365,7 +364,7 @@ def cases() -> Iterator[Any]:
 
 
 def cases_of(kind: str, found: Any) -> Iterator[Any]:
-    """Every option of a component. `make test` tries one of them, `make test-all` the rest."""
+    """Yield every option of a component: `make test` tries one, `make test-all` the rest."""
     cls = options_class(found.spec)
     if cls is None or context(kind, found)[0].get(kind) == {}:
         return
@@ -380,7 +379,7 @@ def cases_of(kind: str, found: Any) -> Iterator[Any]:
 
 
 def reason_to_skip(found: Any, path: tuple[str, ...]) -> str:
-    """Say why an option changes none of the bytes; empty if it should."""
+    """Return why an option changes none of the bytes; empty if it should."""
     name = found.spec.name
     if path[-1] in BY_NATURE and path[-1] not in VALUES:
         return BY_NATURE[path[-1]]
@@ -395,7 +394,7 @@ def reason_to_skip(found: Any, path: tuple[str, ...]) -> str:
 def placed(
     config: Mapping[str, Any], where: tuple[str | int, ...], path: tuple[str, ...], value: Any
 ) -> dict[str, Any]:
-    """``config`` with another value of an option."""
+    """Return ``config`` with another value of an option."""
     changed: Any = deepcopy(dict(config))
     holder = changed
     for key in (*where, *path[:-1]):
@@ -407,14 +406,18 @@ def placed(
 
 
 class Runs:
-    """Bytes of runs, each trained once."""
+    """The bytes of runs; each config is trained once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.made: dict[str, tuple[bytes, ...]] = {}
 
     def bytes_of(self, config: Mapping[str, Any]) -> tuple[bytes, ...]:
-        """What the run leaves behind; ConfigError where its config is refused."""
+        """Return the files that the run writes.
+
+        Raises:
+            ConfigError: the config is not valid.
+        """
         name = text = dump_yaml(dict(config))
         if name not in self.made:
             directory = self.folder / f"run-{len(self.made)}"
@@ -443,7 +446,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def write_teacher(folder: Path) -> None:
-    """A float decoder as drawn, as a stage for the phases that learn from one."""
+    """Write a randomly initialised float decoder as a stage, for the phases that learn from a
+    teacher.
+    """
     torch.manual_seed(1)
     model = Decoder(float_config(DecoderConfig(architecture="llama", **TEACHER)), 256)
     writer = FloatModelWriter(folder, model.config, model.vocabulary_size, {"kind": "bytes"})

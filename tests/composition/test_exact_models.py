@@ -1,8 +1,6 @@
-"""``exact: true`` for the models of every kind of data: the same bytes on two backends, with one
-thread and with two.
+"""``exact: true`` gives the same bytes on two backends, with one thread and with two.
 
-The list is that of ``arb_ternary_testing.kinds_of_data``: a model that is added there is tried
-here.
+The models are those of ``arb_ternary_testing.kinds_of_data``, one for each kind of data.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def _backends_are_forgotten() -> Iterator[None]:
 
 
 def trained(folder: Path, kind: KindOfData, model: Any, backend: str, threads: int) -> list[bytes]:
-    """Bytes of the last checkpoint."""
+    """Return the bytes of the last checkpoint."""
     text = folder / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 30)
     config = {

@@ -1,4 +1,4 @@
-"""Fine-tuning with every registered optimizer: the list comes from the registry."""
+"""Fine-tune with every registered optimizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = [found.spec.name for found in OPTIMIZERS]
 
 
 def section(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A model, and the optimizer that trains it; a wrapper gets one to wrap."""
+    """Return sections of a model and of its optimizer; a wrapper gets one to wrap."""
     name = found.spec.name
     accepts = found.spec.accepts
     cls = options_class(found.spec)
@@ -69,7 +69,7 @@ def test_rate_factor_works_with_every_optimizer(found: Any) -> None:
     whole = build_optimizer("optimizer", choice, trainable)
 
     def rates(optimizer: Any) -> dict[int, float]:
-        """By the identity of a module or parameter."""
+        """Return learning rates by the identity of a module or parameter."""
         found: dict[int, float] = {}
         for each in inner_optimizers(optimizer):
             for index, group in enumerate(each.param_groups):

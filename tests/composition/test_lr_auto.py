@@ -1,4 +1,4 @@
-"""``lr: auto``: what it is, that a run says and keeps it, and where it is refused."""
+"""Test ``lr: auto``: its value, that a run reports and keeps it, and where it is an error."""
 
 from __future__ import annotations
 

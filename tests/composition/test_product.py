@@ -1,8 +1,7 @@
-"""Every backend with every optimizer, masking strategy and phase that is registered: the list comes
-from the registry.
+"""Train with every combination of registered backend, optimizer, masking strategy and phase.
 
 A plugin that is installed adds its components to the product without an edit here. Each run is
-tiny, checkpoints after its first step, and is continued from there: the end must have the same
+tiny, saves a checkpoint after its first step, and is resumed from there: the end must have the same
 bytes. `make test` takes enough combinations for every two components to meet, and `make test-all`
 the rest.
 """
@@ -36,7 +35,7 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
 
-#: What every phase of two short steps is told, as far as it has such options.
+#: Options of a phase of two short steps; a phase takes those that it has.
 BRIEF = {
     "steps": 2,
     "eval_every": 1000,
@@ -63,9 +62,7 @@ def options_of(found: Any) -> dict[str, attrs.Attribute[Any]]:
 
 
 def section(found: Any, data: KindOfData = TEXT) -> dict[str, Any]:
-    """A config section that names the component, brief where it can be; a wrapper gets an optimizer
-    to wrap.
-    """
+    """Return a short config section of the component; a wrapper gets an optimizer to wrap."""
     fields = options_of(found)
     chosen = {key: value for key, value in {**BRIEF, **data.phase}.items() if key in fields}
     for name, field in fields.items():
@@ -79,23 +76,21 @@ def section(found: Any, data: KindOfData = TEXT) -> dict[str, Any]:
 
 
 def float_parts(accepts: frozenset[str]) -> list[str]:
-    """The parts of a model that an optimizer can train wholly: pure, float, or some of each."""
+    """Return the float parts of a model that an optimizer can train as a whole."""
     if accepts == {"ternary"}:
         return []
     return FLOATS if accepts == {"float"} else ["norms", "head"]
 
 
 def source(data: KindOfData, folder: Path) -> dict[str, Any]:
-    """The section of the data source; a text that it reads is in ``folder``."""
+    """Return the section of the data source, whose text is written to ``folder``."""
     text = folder / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 30)
     return {key: str(text) if value == "{text}" else value for key, value in data.data.items()}
 
 
 def model(data: KindOfData, parts: list[str], grows: bool, turn: str) -> dict[str, Any]:
-    """The section of a model for such data, whose turn it is by ``turn``, or of one that can
-    grow.
-    """
+    """Return the section of a model for such data, chosen by ``turn``, or of one that can grow."""
     found = dict(data.models[0 if grows else crc32(turn.encode()) % len(data.models)])
     if parts == FLOATS:
         found.pop("group_size")
@@ -104,11 +99,11 @@ def model(data: KindOfData, parts: list[str], grows: bool, turn: str) -> dict[st
 
 
 def combined(kind: str) -> list[Any]:
-    """What can be all that a run has of its kind.
+    """Return the components that can be the only one of their kind in a run.
 
     Optimizers that train neither ternary modules nor float parameters need the models of their own
-    distribution. Phases with a teacher need a phase before them that brings it, and those that
-    leave the model alone train nothing.
+    distribution. Phases with a teacher need an earlier phase that loads it, and phases without
+    training train nothing.
     """
     return [
         found
@@ -123,7 +118,7 @@ def alone(found: Any) -> bool:
 
 
 def go_together(masking: Any, phase: Any) -> bool:
-    """Whether what the strategy masks is read by a model that the phase can train."""
+    """Return whether a model that the phase can train reads what the strategy masks."""
     return kind_of_masking(masking.spec.name).grows or not grows(phase)
 
 
@@ -138,15 +133,15 @@ COMPILES = "tilelang"
 
 def usable(backend: Any) -> bool:
     (candidate,) = [each for each in candidates() if each.name == backend.spec.name]
-    # a last resort is slow, and trains in tests of its own
+    # A last resort is slow, and has training tests of its own.
     return candidate.usable and not candidate.last_resort
 
 
 def pairs(names: Sequence[str]) -> set[tuple[tuple[int, str], ...]]:
-    """Every two components of a combination, each with the place of its kind in it.
+    """Return every two components of a combination, each with the index of its kind.
 
-    But an optimizer sees models and gradients: it meets every kind of data, whose models differ,
-    and not each strategy.
+    An optimizer sees models and gradients: it meets every kind of data, whose models differ, and
+    not every strategy.
     """
     return {pair(*two) for two in combinations(enumerate(names), 2)}
 
@@ -159,8 +154,9 @@ def pair(one: tuple[int, str], other: tuple[int, str]) -> tuple[tuple[int, str],
 
 
 def quick(every: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """Few combinations in which every pair is met: again and again the one with the most pairs that
-    are still open.
+    """Return few combinations that contain every pair.
+
+    The next one is always the one with the most pairs that none contains yet.
     """
     taken: set[tuple[str, ...]] = set()
     still = set().union(*map(pairs, every))
@@ -172,12 +168,12 @@ def quick(every: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
 
 
 def quick_backends() -> list[Any]:
-    """Those that every other component meets in the normal tests."""
+    """Return the backends that every other component meets in `make test`."""
     return [each for each in combined("backend") if usable(each) and each.spec.name != COMPILES]
 
 
 def cases() -> Iterator[Any]:
-    """Every combination; a few of them, in which every two components meet, are not extended."""
+    """Yield every combination; a few, in which every two components meet, are not extended."""
     every = {
         tuple(each.spec.name for each in found): found
         for found in product(*map(combined, ("backend", "optimizer", "masking", "phase")))
@@ -267,8 +263,8 @@ def test_planned_memory_of_growth_matches_the_run(optimizer: Any, tmp_path: Path
     state = read_checkpoint(CheckpointStore(tmp_path / "run" / "checkpoints").latest()).state
     kept = state_bytes(state["phase"]["loop"]["optimizer"])
     planned = stages[-1].memory.optimizer
-    # Between steps a wrapper that puts steps off holds no sum of gradients; one that looks back has
-    # seen too little.
+    # Between steps a wrapper that defers steps holds no sum of gradients, and one with a window of
+    # steps has filled only part of it.
     grows = {"max_batch_draws", "window"} & set(options_of(optimizer))
     assert planned > kept if grows else planned == kept
 

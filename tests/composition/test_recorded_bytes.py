@@ -1,11 +1,10 @@
-"""Runs with ``exact: true`` end with the bytes that were recorded, on the backends that `auto`
-takes on a CPU.
+"""Runs with ``exact: true`` end with the recorded bytes, on the backends of a CPU.
 
-The hashes are of the checkpoints that version 0.1.0 wrote before training, text and votes became
-distributions of their own; those of ``exact``, whose steps have two micro-batches, of the first
-ones in which the votes of a step are summed. They change when the arithmetic does, or the names of
-stored tensors: both need a line in CHANGELOG.md. They were recorded with the AVX2 of torch and of
-MKL, which sum floats in another order with AVX-512: runs are children in which both use no more.
+The hashes are those of the checkpoints that version 0.1.0 wrote before training, text and votes
+became separate distributions. Those of ``exact``, whose steps have two micro-batches, are of the
+first version that sums the votes of a step. They change with the arithmetic and with the names of
+stored tensors; both need a line in CHANGELOG.md. They were recorded with the AVX2 code of torch and
+MKL, which sum floats in another order with AVX-512: the runs are children that use AVX2 only.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def _backends_are_forgotten() -> Iterator[None]:
 
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "1"}
-#: Trains configs, each with the backend behind it, in folders of that name.
+#: Trains configs, each with the backend that follows it, in folders of the config's name.
 CHILD = """
 import sys
 from pathlib import Path

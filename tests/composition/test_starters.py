@@ -1,6 +1,4 @@
-"""The configs to start from name components of several distributions: each is valid and means what
-it says.
-"""
+"""Starter configs name components of several distributions; each is valid."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ def test_uncommenting_every_option_changes_nothing(name: str) -> None:
     assert uncommented != text
     before = run(text)
     if before.exact:
-        # There the model's own defaults contradict `exact`, and are written as comments.
+        # The model's own defaults contradict `exact` there, so they are written as comments.
         uncommented = re.sub(
             r"^ *(activations|gradients): .*$", "", uncommented, flags=re.MULTILINE
         )

@@ -1,6 +1,4 @@
-"""A plugin that somebody else wrote for interface 1.0 loads, trains and resumes, through every hook
-that 1.0 had.
-"""
+"""A third-party plugin for interface 1.0 loads, trains and resumes, through every hook of 1.0."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
 
-# The fixture imports from where things were when interface 1.0 was new.
+# The fixture imports from the modules of the first version of interface 1.0.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:arb_ternary_train.specs.:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:arb_ternary_train.config_file.:DeprecationWarning"),
@@ -73,7 +71,7 @@ def test_loads_with_one_component_of_every_kind() -> None:
 def test_it_implements_every_hook_of_interface_1_0() -> None:
     source = "".join(path.read_text() for path in (FIXTURE / "arb_ternary_heron").glob("*.py"))
     missing = [name for name in specified_in(hookspecs) if f"def {name}(" not in source]
-    assert missing == ["arb_register_hooks"]  # which came later
+    assert missing == ["arb_register_hooks"]  # Added later.
 
 
 def test_its_own_kind_of_component_is_found_and_built() -> None:

@@ -34,13 +34,13 @@ from arb_ternary_train.restore import load_run
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "tests" / "fixtures" / "guide"
 HUB = "hf://meta-llama/Llama-3.2-1B"
-#: The first run that the guide gives a target of its own phases.
+#: The first run of the guide that gives a target for its phases.
 FIRST = f"      - {{id: first, train: {{phase: blockwise, teacher_ckpt: '{HUB}'}}}}\n"
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own, a hub without a model, and what this checkout's metadata announce."""
+    """Change to a new folder, use a hub without a model, and the metadata of this checkout."""
     from huggingface_hub import constants
 
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put_into_the_hub(folder: Path, **options: Any) -> None:
-    """A small float Llama where the hub's cache would have the guide's."""
+    """Write a small float Llama to the path in the hub's cache that the guide names."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "width": 64,
@@ -89,7 +89,7 @@ def put_into_the_hub(folder: Path, **options: Any) -> None:
 
 
 def manifest(name: str) -> Path:
-    """A text of the guide as a manifest: what stands around a part of one is added."""
+    """Return a text of the guide as a manifest; a part of one is completed."""
     text = (GUIDE / f"{name}.yaml").read_text(encoding="utf-8")
     trainer = (
         "trainer.upcycle"
@@ -102,7 +102,7 @@ def manifest(name: str) -> Path:
             f"        {line}\n" for line in text.splitlines()
         )
         text = f"trainer: {trainer}\n" + text.replace("    runs", "runs", 1)
-    # the run of the guide's upcycling, with what verification adds to it
+    # The upcycling run of the guide, with what verification adds to it.
     if text.startswith("runs:"):
         upcycle = (GUIDE / "upcycle.yaml").read_text(encoding="utf-8")
         text = upcycle.replace("  - id: blockwise\n", text.removeprefix("runs:\n"))
@@ -219,7 +219,7 @@ def test_llama_of_the_guide_becomes_decoupled(
 
 @pytest.fixture
 def without_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installation without the distribution of orchestrated training."""
+    """Simulate an installation without the orchestrator's distribution."""
 
     def others() -> tuple[list[PluginRecord], list[str]]:
         found, notes = discover()
@@ -238,7 +238,7 @@ def test_what_is_orchestrated_names_the_plugin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_into_the_hub(tmp_path)
-    for name in ("overview", "complete_reference"):  # which say that it does not take part
+    for name in ("overview", "complete_reference"):  # Which say that it is not active.
         code, _, told = dry_run(manifest(name), capsys)
         assert code == 0, told
         assert "no key with orchestrator_ was read" in told
@@ -459,7 +459,7 @@ def test_the_guides_llama_of_a_small_size_is_upcycled(
         8,
         16,
     )
-    assert config.feed_forward == 96  # the teacher's, for the topology leaves it open
+    assert config.feed_forward == 96  # The teacher's, because the topology leaves it open.
     result = json.loads(Path("runs/llama_to_dba/upcycle/finetune/result.json").read_text())
     assert result["checks"][0]["name"] == "fidelity"
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""What is installed and not named by a config has no part in a run: not one byte of it changes."""
+"""A plugin that no config names changes no byte of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ checkpoint: {{every: 2, keep: 5}}
 phases: [{{name: standard, steps: 4, batch_size: 2, block_size: 8, eval_every: 2, eval_batches: 1}}]
 """
 
-#: One component of every kind; building any of them would fail loudly.
+#: One component of every kind; building any of them raises an error.
 PLUGIN = """
 from arb_ternary import hookimpl
 from arb_ternary.specs import (
@@ -91,7 +91,7 @@ def probe(device):
     return ProbeResult(False, "it only looks on")
 """
 
-#: Only these hold what depends on the clock.
+#: Only these files depend on the clock.
 CLOCK = {"logs/train.log", "result.json", ".lock"}
 
 

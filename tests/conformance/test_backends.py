@@ -1,9 +1,9 @@
-"""The conformance kit over every backend of this repository, in one run.
+"""Run the conformance kit on every backend of this repository.
 
     TRITON_INTERPRET=1 pytest tests/conformance
 
-A backend that is not installed, or cannot work on a device of this machine, is skipped with the
-reason. Each backend's own tests run the kit too, so that ``make test`` leaves this out.
+A backend that is not installed, or does not work on a device of this machine, is skipped with the
+reason. Each backend's own tests run the kit too, so `make test` leaves this out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def reason_against(backend: str, device: str) -> str | None:
-    """Why a backend cannot be tried on a device; None where it can."""
+    """Return why a backend cannot be tried on a device; None if it can."""
     try:
         select(BackendRequest(backend, "conformance", device))
     except ArbError as problem:
@@ -30,9 +30,7 @@ def reason_against(backend: str, device: str) -> str | None:
 
 
 def suite(backend: str, device: str) -> type[Any]:
-    """The kit's tests of a backend on a device; one that is skipped in place of all where there is
-    a reason.
-    """
+    """Return the kit's tests of a backend on a device, or one skipped test if there is a reason."""
     body: dict[str, Any] = {
         "pytestmark": [pytest.mark.gpu if device == "cuda" else pytest.mark.extended]
     }

@@ -1,6 +1,4 @@
-"""The README's demo, shortened: the same config learns below the bigram entropy, pure and within
-its process.
-"""
+"""The README's demo, shortened, learns below the bigram entropy in a pure model."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def test_short_demo_is_pure_and_beats_bigrams(device: str, tmp_path: Path) -> No
     assert report.audit.pure
     assert (report.audit.float_parameters, report.audit.float_buffers) == (0, 0)
     assert report.validation_loss < report.baselines["bigram_entropy"]
-    # Of the whole text; the last window is cut short.
+    # Windows of the whole text; the last one is shorter.
     assert report.baselines["bigram_entropy"] == pytest.approx(2.4486, abs=2e-3)
     assert (
         json.loads((tmp_path / "run" / "result.json").read_text())["validation_loss"]
@@ -58,9 +56,7 @@ def test_short_demo_is_pure_and_beats_bigrams(device: str, tmp_path: Path) -> No
 
 
 def writes_in_llama_cpp_what_it_writes_here(folder: Path) -> None:
-    """As README says of the demo: the likeliest bytes, for a file of floats, and one of ternary
-    blocks is read.
-    """
+    """Check that llama.cpp writes the same bytes from a float file and reads ternary blocks."""
     pytest.importorskip("xllamacpp")
     for kind in ("f32", "auto"):
         export = [
@@ -83,7 +79,7 @@ def writes_in_llama_cpp_what_it_writes_here(folder: Path) -> None:
     "other", ["plain.yaml", "vectors.yaml", "float-ends.yaml", "float32.yaml", "bitnet.yaml"]
 )
 def test_baselines_have_the_demos_shape_data_and_tokens(other: str) -> None:
-    """Rates and their schedules are each side's own: they are tuned."""
+    """Rates and their schedules may differ: each is tuned."""
     ternary, compared = (to_plain(load_config(DEMO / name).config) for name in ("demo.yaml", other))
     for key in ("data", "masking", "seed"):
         assert ternary[key] == compared[key]

@@ -1,6 +1,4 @@
-"""The commands of docs/how-to/fine-tune.md, with fewer steps: they run, and what they say about the
-files holds.
-"""
+"""The commands of docs/how-to/fine-tune.md run with fewer steps, and its files are as it says."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def arb(folder: Path, line: str, *more: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the page, and with what its Python writes."""
+    """Return a folder with the files of the page, and with those that its Python writes."""
     made = tmp_path_factory.mktemp("page")
     for name, text in re.findall(r'```yaml title="([^"]+)"\n(.*?)```', PAGE, re.S):
         (made / name).write_text(text)

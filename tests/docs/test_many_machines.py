@@ -1,6 +1,4 @@
-"""The commands of docs/how-to/train-on-many-machines.md run as they stand, but for fewer processes
-where it has 8.
-"""
+"""The commands of docs/how-to/train-on-many-machines.md run, with fewer than 8 processes."""
 
 from __future__ import annotations
 
@@ -33,7 +31,9 @@ RUNNING: list[subprocess.Popen[str]] = []
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder with the files of the page; what was started in it and still runs is ended."""
+    """Yield a folder with the files of the page; processes that still run in it are ended
+    afterwards.
+    """
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     yield tmp_path
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def started(folder: Path, line: str) -> subprocess.Popen[str]:
-    """A command line of the page, with the programs of this environment and one thread."""
+    """Start a command line of the page, with the programs of this environment and one thread."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("ARB_", "PYTEST"))
     }
@@ -73,7 +73,7 @@ def run(folder: Path, name: str) -> None:
 
 
 def same_run(one: Path, other: Path) -> bool:
-    """Whether the last checkpoints and the metrics are the same bytes."""
+    """Return whether the last checkpoints and the metrics have the same bytes."""
     files = [
         "metrics.jsonl",
         *(
@@ -85,7 +85,7 @@ def same_run(one: Path, other: Path) -> bool:
 
 
 def workers(torchrun: subprocess.Popen[str]) -> list[int]:
-    """The processes that a torchrun has started."""
+    """Return the process ids that a torchrun has started."""
     return [
         int(pid)
         for pid in Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()

@@ -1,4 +1,4 @@
-"""The tables of measured figures say what the committed results say."""
+"""Tables of measurements equal the committed results."""
 
 from __future__ import annotations
 

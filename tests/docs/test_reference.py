@@ -1,4 +1,4 @@
-"""Nothing is missing from the reference pages, which are made when the site is built."""
+"""The reference pages, made when the site is built, are complete."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def page(name: str) -> str:
 
 
 def ours(kind: str) -> list[Any]:
-    """Components of the distributions whose folders are in this repository."""
+    """Return the components of the distributions in this repository."""
     folders = {"arb-ternary-core", *(folder.name for folder in ROOT.glob("*/arb-ternary-*"))}
     return [found for found in manager().registry.all(kind) if found.distribution in folders]
 

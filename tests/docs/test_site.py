@@ -1,4 +1,4 @@
-"""Links, commands and lists in the documentation are true."""
+"""Links, commands and lists in the documentation are correct."""
 
 from __future__ import annotations
 

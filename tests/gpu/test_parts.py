@@ -1,4 +1,4 @@
-"""The program for machines with a GPU, tried where there is none."""
+"""Test the program for machines with a GPU on a machine without one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from arb_ternary.backends import select
 PARTS = Path(__file__).with_name("parts.py")
 
 
-#: Takes note of its arguments and ends as it is told to; without being told, as the program that it
-#: was to watch.
+#: Records its arguments and ends with the given exit code, by default that of what it watches.
 WATCHER = """#!/bin/sh
 printf '%s\\n' "$PYTORCH_NO_CUDA_MEMORY_CACHING" "$@" >> "$(dirname "$0")/arguments"
 echo "watched by a fake"
@@ -52,7 +51,7 @@ def _load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The program as a module."""
+    """Return the program as a module."""
     return _load(PARTS, monkeypatch)
 
 
@@ -78,7 +77,7 @@ def test_an_unknown_part_is_refused(loaded: ModuleType, capsys: pytest.CaptureFi
 def test_facts_say_what_every_backend_does(
     loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Not TileLang's, which would compile kernels of sizes that no other test has.
+    # Without TileLang, which would compile kernels of sizes that no other test uses.
     found = [each for each in select.candidates("cpu") if each.name != "tilelang"]
     monkeypatch.setattr(select, "candidates", lambda device: found)
     assert loaded.main(["facts", "--device", "cpu", "--out", str(tmp_path)]) == 0
@@ -130,7 +129,7 @@ def test_the_sanitizer_watches_steps_of_every_backend_that_works(
     monkeypatch.setenv("CUDA_HOME", str(tools.parent) if where == "CUDA_HOME" else "")
     monkeypatch.setenv("PATH", f"{tools}:{rest}" if where == "PATH" else rest)
     monkeypatch.setenv("FAKE_PYTHON", sys.executable)
-    # the steps themselves are taken once
+    # The steps themselves run once.
     monkeypatch.setenv("FAKE_CODE", "" if where == "PATH" else "0")
     monkeypatch.setattr(loaded.Part, "backends", lambda part: ["torch"])
     part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 120)

@@ -1,4 +1,4 @@
-"""Wheels of every distribution of the workspace, and clean environments to install them into."""
+"""Build wheels of every distribution, and make clean environments to install them into."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 FRONT_END = ("build", "--wheel", "--no-isolation", "--outdir")
-#: What the front end would call, in half its time; the wheel is the same.
+#: The command that the front end calls. It takes half the time and builds the same wheel.
 BACK_END = ("hatchling", "build", "-t", "wheel", "-d")
 
 
@@ -39,11 +39,11 @@ class Project:
 
     @property
     def native(self) -> bool:
-        """Whether it has an extension module, which is compiled when its wheel is built."""
+        """Whether it has an extension module, which building its wheel compiles."""
         return (self.folder / "CMakeLists.txt").exists()
 
     def requirements(self, *extras: str) -> list[Requirement]:
-        """What it requires, with extras: the root's stand in the table of its own metadata hook."""
+        """Return its requirements with extras. The root's are in the table of its metadata hook."""
         found = self.metadata if "dependencies" in self.metadata else self.metadata["hook"]
         optional = found.get("optional-dependencies", {})
         texts = [
@@ -54,9 +54,7 @@ class Project:
 
 
 def closure(projects: Mapping[str, Project], name: str, *extras: str) -> dict[str, Project]:
-    """The distribution ``name`` and all of this repository that it needs, directly or not, with its
-    ``extras``.
-    """
+    """Return the distribution ``name`` and all distributions of this repository that it needs."""
     found: dict[str, Project] = {}
     waiting = [(name, extras)]
     while waiting:
@@ -83,12 +81,12 @@ def _projects() -> dict[str, Project]:
 
 @pytest.fixture(scope="session")
 def projects() -> dict[str, Project]:
-    """Every distribution of the workspace by name; the first is the metapackage."""
+    """Return every distribution of the workspace by name; the first is the metapackage."""
     return _projects()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``project``: one test a distribution, so that a new plugin is tested without an edit."""
+    """Run tests with ``project`` once per distribution; a new plugin is tested without an edit."""
     if "project" in metafunc.fixturenames:
         projects = _projects()
         metafunc.parametrize("project", list(projects.values()), ids=list(projects))
@@ -96,11 +94,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[Project], Path]:
-    """Builds the wheel of a distribution, each once a session: workers share them, and none builds
-    where one does.
+    """Return a function that builds the wheel of a distribution, once per session for all workers.
 
-    A native distribution is compiled in the folder of its editable installation, so that only what
-    is new is compiled.
+    A native distribution is compiled in the folder of its editable installation, so that only new
+    files are compiled.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "wheels"
@@ -113,7 +110,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable
         with (folder / f"{project.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not out.exists():
-                # A release: the metapackage requires versions, and not the folders of this clone.
+                # A release: the metapackage requires versions instead of the folders of this clone.
                 command = [
                     sys.executable,
                     "-m",
@@ -136,21 +133,19 @@ def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable
 
 
 def _with_tools() -> dict[str, str]:
-    """The environment with the tools of this interpreter's own environment first, as where it is
-    activated.
-    """
+    """Return the environment with this interpreter's tools first in the path, as if activated."""
     scripts = sysconfig.get_path("scripts")
     return {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 @frozen
 class Environment:
-    """A virtual environment with everything that is installed here but our own distributions."""
+    """A virtual environment with everything that is installed here except our own distributions."""
 
     python: Path
 
     def pip(self, *arguments: str) -> str:
-        """Run pip on this environment."""
+        """Run pip in this environment."""
         command = [
             sys.executable,
             "-m",
@@ -165,11 +160,11 @@ class Environment:
         return done.stdout
 
     def install(self, *wheels: Path) -> None:
-        """Install wheels, and nothing else."""
+        """Install wheels without their requirements."""
         self.pip("install", "--quiet", "--no-index", "--no-deps", "--no-compile", *map(str, wheels))
 
     def distributions(self, *, cwd: Path) -> dict[str, str]:
-        """Our distributions that ``arb plugins list`` shows there, with their statuses."""
+        """Return our distributions that ``arb plugins list`` shows there, with their statuses."""
         listed = json.loads(self.arb("plugins", "list", "--json", cwd=cwd).stdout)
         return {record["distribution"]: record["status"] for record in listed}
 
@@ -182,11 +177,11 @@ class Environment:
         )
 
     def run(self, code: str, *, cwd: Path) -> str:
-        """What a Python program prints there."""
+        """Return what a Python program prints there."""
         return self.python_run("-c", code, cwd=cwd)
 
     def python_run(self, *arguments: str, cwd: Path) -> str:
-        """What its Python prints, given these arguments."""
+        """Return what its Python prints with these arguments."""
         command = [str(self.python), *arguments]
         done = subprocess.run(
             command, cwd=cwd, env=_plain_environment(), capture_output=True, text=True, check=False
@@ -202,9 +197,7 @@ def _plain_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that shows what is installed here, without our own distributions (and their ``.pth``
-    files).
-    """
+    """Return a folder with what is installed here, without our own distributions."""
     folder = tmp_path_factory.mktemp("third_party")
     for source in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in Path(source).iterdir():
@@ -220,8 +213,10 @@ def install(
     projects: Mapping[str, Project],
     wheels: Callable[[Project], Path],
 ) -> Callable[..., dict[str, Project]]:
-    """Installs a distribution, with extras, and what it needs of this repository; returns what was
-    installed.
+    """Return a function that installs a distribution, with extras and what it needs of this
+    repository.
+
+    It returns what was installed.
     """
 
     def install_all(name: str, *extras: str) -> dict[str, Project]:
@@ -234,7 +229,7 @@ def install(
 
 @pytest.fixture
 def clean_environment(tmp_path: Path, third_party: Path) -> Environment:
-    """A fresh virtual environment without any of our distributions."""
+    """Return a new virtual environment without any of our distributions."""
     folder = tmp_path / "environment"
     venv.create(folder, with_pip=False, symlinks=True)
     (site_packages,) = folder.glob("lib/python*/site-packages")

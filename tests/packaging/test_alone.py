@@ -1,6 +1,4 @@
-"""Each distribution passes its own tests in an environment that holds what it declares and nothing
-else of ours.
-"""
+"""Each distribution passes its tests in an environment that holds only what it declares."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: What `make test` runs so; `make test-alone` runs all tests of every distribution.
+#: Tests in `make test`; `make test-alone` runs all tests of every distribution.
 QUICK = {
     "arb-ternary-core": ("plugins/test_surface.py",),
 }

@@ -1,4 +1,4 @@
-"""What `make demo` does on a machine with a C++ compiler, and on one without."""
+"""Test `make demo` on a machine with a C++ compiler, and without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def lines_of_demo(tmp_path: Path, *variables: str) -> list[str]:
-    """The commands of `make demo` in a fresh clone."""
+    """Return the commands of `make demo` in a new clone."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "-n", "demo", f"VENV={tmp_path / 'venv'}", *variables]
     done = subprocess.run(

@@ -1,6 +1,4 @@
-"""A generated plugin is a complete distribution: it builds, installs, passes its own tests and the
-conformance kit.
-"""
+"""A generated plugin builds, installs, and passes its own tests and the conformance kit."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def run(*command: str | Path, folder: Path, site: Path | None = None) -> str:
 def generated(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, Path]:
-    """Kind, folder of the new distribution, and a folder that its wheel is installed in."""
+    """Return kind and folder of the new distribution, and a folder with its installed wheel."""
     folder = tmp_path_factory.mktemp(request.param)
     made = new_plugin(f"trial-{request.param}", request.param, folder)
     run("build", "--wheel", "--no-isolation", "--outdir", folder / "dist", made, folder=folder)
@@ -83,7 +81,7 @@ def test_all_of_its_own_tests_pass_against_the_installed_wheel(
     own_tests_pass(folder, site, python)
 
 
-# Its own tests hold the same suite; the command is tested with the kit, on smaller plugins.
+# Its own tests run the same suite, and the kit tests the command on smaller plugins.
 @pytest.mark.slow
 def test_the_conformance_kit_passes_from_the_command_line(
     generated: tuple[str, Path, Path],
@@ -96,7 +94,7 @@ def test_the_conformance_kit_passes_from_the_command_line(
     assert output.rstrip().endswith("all passed")
 
 
-# The types of torch alone are most of a minute.
+# Reading the types of torch takes most of a minute.
 @pytest.mark.slow
 def test_its_code_has_the_types_that_it_says(
     generated: tuple[str, Path, Path], tmp_path_factory: pytest.TempPathFactory

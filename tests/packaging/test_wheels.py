@@ -1,6 +1,4 @@
-"""The distributions as users get them: built into wheels, installed into a clean environment, run,
-one removed.
-"""
+"""Build the distributions into wheels, install them into a clean environment, run them."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ METAPACKAGE = "arb-ternary"
 PLUGIN = "arb-ternary-signgsd"
 COMPONENT = "signgsd"
 BACKEND = "arb-ternary-cpu"
-#: What the metapackage consists of.
+#: The distributions that the metapackage installs.
 PARTS = (
     CORE,
     "arb-ternary-interchange",
@@ -42,8 +40,8 @@ checks: [pure]
 
 
 def read_wheel(wheel: Path) -> tuple[set[str], Message, str]:
-    """Names of the files, METADATA, and the text of entry_points.txt (empty where there is
-    none).
+    """Return the names of the files, METADATA, and the text of entry_points.txt, empty if there is
+    none.
     """
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

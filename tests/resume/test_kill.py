@@ -94,8 +94,9 @@ class Helper:
     def run(
         self, config: str, directory: Path, *, after: float | None = None, point: int | None = None
     ) -> int:
-        """Start or resume a run; kill it after so many seconds, or at so many points of the writer.
-        Its wait status.
+        """Start or resume a run; kill it after this time, or at this point of the writer.
+
+        Returns its wait status.
         """
         order = {
             "config": str(self.folder / f"{config}.yaml"),
@@ -134,7 +135,7 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helper]:
 
 @frozen
 class Whole:
-    """A run that nobody kills: how long it takes, and its files."""
+    """A run that is not killed: its duration and its files."""
 
     seconds: float
     files: dict[str, bytes]

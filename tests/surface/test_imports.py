@@ -1,6 +1,4 @@
-"""A package imports the core and what its own pyproject.toml requires, at module level and inside
-functions.
-"""
+"""A package imports only the core and what its pyproject.toml requires, in functions too."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ FOLDERS = sorted(
     for file in [*ROOT.glob("core/pyproject.toml"), *ROOT.glob("*/arb-ternary-*/pyproject.toml")]
 )
 INSTALLED = {**packages_distributions(), "tvm": ["tilelang"]}
-#: What finds out whether it is installed, and is measured beside our own where it is.
+#: Optional peers: code checks whether they are installed, and measures them if so.
 PEERS = {"gemlite", "gguf", "llama_cpp"}
 
-#: Modules that a test puts into ``sys.modules``.
+#: Modules that a test adds to ``sys.modules``.
 MADE_BY_TESTS = {
     "arb_config_test_components",
     "arb_run_test_components",
@@ -35,9 +33,7 @@ MADE_BY_TESTS = {
 
 
 def required(project: dict[str, Any], *, tests: bool) -> set[str]:
-    """Names of the distributions that a project may import: its own, and all that it requires in
-    whichever extra.
-    """
+    """Return the distributions that a project may import: its own, and those that it requires."""
     extras = project.get("optional-dependencies", {})
     texts = [
         *project["dependencies"],
@@ -47,7 +43,7 @@ def required(project: dict[str, Any], *, tests: bool) -> set[str]:
 
 
 def imports(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Every module that is imported under a folder, with dots, and the file that imports it."""
+    """Yield every module that a folder's files import, dotted, and the importing file."""
     for file in sorted(folder.rglob("*.py")):
         if "templates" in file.parts:
             continue
@@ -59,7 +55,7 @@ def imports(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def distribution(module: str) -> str:
-    """The distribution that a top-level module belongs to."""
+    """Return the distribution that a top-level module belongs to."""
     if module == "arb_ternary":
         return "arb-ternary-core"
     if module.startswith("arb_ternary_"):
@@ -100,7 +96,7 @@ def test_a_package_imports_public_names_of_others(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_what_a_package_requires_of_others_it_imports(folder: Path) -> None:
-    """Of ours it may also need what its configs name."""
+    """A package may also require those of our distributions that its configs name."""
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
     imported = {distribution(module.partition(".")[0]) for _, module in imports(folder / "src")}

@@ -1,4 +1,4 @@
-"""What a plugin is loaded from, and what `arb --help` needs, imports nothing heavy."""
+"""Hook modules and `arb --help` import nothing heavy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_no_config_module_imports_torch() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
-#: What a program starts with where torch cannot be imported.
+#: The start of a program that cannot import torch.
 NO_TORCH = "import sys; sys.modules['torch'] = None"
 
 
