@@ -59,7 +59,7 @@ _NOT_OURS = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exclude the millions of collected objects from garbage collection; they stay until the end."""
+    """Exclude the millions of collected objects from garbage collection: they stay."""
     gc.disable()
     try:
         return (yield)
