@@ -33,7 +33,8 @@ def strategy(*changes):
     return make_choice("masking", "labels", {"augment": [dict(each) for each in changes]}).build()
 
 
-EVERY = strategy(*[{"name": name} for name in CHANGES])
+ONE_OF_EACH = [{"name": name} for name in CHANGES]
+EVERY = strategy(*ONE_OF_EACH)
 
 
 def test_inputs_are_images_and_targets_labels():
