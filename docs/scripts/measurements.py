@@ -66,7 +66,7 @@ def demo_table(figures: dict[str, Any]) -> str:
             ],
         ),
         line(
-            "training state, bytes a parameter",
+            "training state, bytes per parameter",
             [f"{row['state_bits_per_parameter'] / 8:.2f}" for row in rows],
         ),
         line(

@@ -49,8 +49,9 @@ MOST_USED = (
 
 
 def workspace() -> frozenset[str]:
-    """The distributions of this repository: components of others that are installed here are left
-    out.
+    """Return the distributions of this repository.
+
+    Components of others that are installed here are left out.
     """
     files = [ROOT / "core" / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")]
     files += ROOT.glob("backends/*/pyproject.toml")
@@ -60,7 +61,7 @@ def workspace() -> frozenset[str]:
 
 
 def components(kind: str) -> list[Any]:
-    """The registered components of a kind that belong to this repository: core's first."""
+    """Return the registered components of a kind that belong to this repository, core's first."""
     from arb_ternary.plugins.manager import manager
 
     mine = workspace()
@@ -72,7 +73,7 @@ def components(kind: str) -> list[Any]:
 
 
 def kinds() -> Mapping[str, Any]:
-    """The kinds of component of this repository."""
+    """Return the kinds of component of this repository."""
     from arb_ternary.plugins.manager import manager
 
     return manager().registry.kinds
@@ -82,7 +83,7 @@ def kinds() -> Mapping[str, Any]:
 
 
 def hooks_page() -> str:
-    """Every hook with its signature."""
+    """Return the page of every hook with its signature."""
     from arb_ternary import API_VERSION, hookspecs
     from arb_ternary.plugins.hooks import group_of
     from arb_ternary.plugins.manager import manager
@@ -114,7 +115,7 @@ def hooks_page() -> str:
 
 
 def specs_page() -> str:
-    """What registration hooks return."""
+    """Return the page of specs: the results of registration hooks."""
     from arb_ternary import specs
 
     parts = ["# Specs", prose(inspect.getdoc(specs) or "")]
@@ -133,7 +134,7 @@ def specs_page() -> str:
 
 
 def config_pages() -> dict[str, str]:
-    """Every key of a config file: the top level on one page, then a page per kind of component."""
+    """Return the pages of config keys: the top level, then one page per kind of component."""
     from arb_ternary.config.structure import options_class
     from arb_ternary_train.config import RunConfig
 
@@ -168,7 +169,7 @@ def config_pages() -> dict[str, str]:
 
 
 def most_used() -> str:
-    """The table of the keys that a first config needs."""
+    """Return the table of the keys that a first config needs."""
     from arb_ternary.config.fields import config_fields
     from arb_ternary.specs import resolve
 
@@ -180,7 +181,7 @@ def most_used() -> str:
 
 
 def option_table(cls: type[Any]) -> str:
-    """The options of a config class."""
+    """Return the table of the options of a config class."""
     rows = [
         (f"`{path}`", type_text(field.type), default_text(field), help_text(field))
         for path, field in options(cls)
@@ -189,7 +190,7 @@ def option_table(cls: type[Any]) -> str:
 
 
 def options(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Key and field of every option, nested mappings by dotted path."""
+    """Return key and field of every option; nested mappings have dotted keys."""
     from arb_ternary.config.fields import config_fields, shape_of
 
     for field in config_fields(cls):
@@ -200,7 +201,7 @@ def options(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def default_text(field: Any) -> str:
-    """The default as a file would spell it."""
+    """Return the default as a file would spell it."""
     from arb_ternary.config.fields import default_of, is_required
     from arb_ternary.config.yaml_document import dump_inline
 
@@ -212,7 +213,7 @@ def default_text(field: Any) -> str:
 
 
 def help_text(field: Any) -> str:
-    """The help, and what validators demand."""
+    """Return the help text, and the rules of the validators."""
     from arb_ternary.config.options import HELP
 
     text = field.metadata[HELP]
@@ -221,7 +222,7 @@ def help_text(field: Any) -> str:
 
 
 def command_pages() -> dict[str, str]:
-    """Every command and option: a page per group, and one that lists them."""
+    """Return the pages of commands: one per group, and one that lists them."""
     from arb_ternary.cli.main import arb
 
     groups: dict[str, list[str]] = {}
@@ -249,7 +250,7 @@ def command_pages() -> dict[str, str]:
 
 
 def command_texts(command: click.Command, path: str) -> Iterator[str]:
-    """A command and its sub-commands."""
+    """Return the text of a command, then of its sub-commands."""
     yield command_text(command, path)
     if isinstance(command, click.Group):
         for name in sorted(command.commands):
@@ -257,9 +258,7 @@ def command_texts(command: click.Command, path: str) -> Iterator[str]:
 
 
 def command_text(command: click.Command, path: str) -> str:
-    """Usage, help and options of one command, spelled out here so that the page does not depend on
-    click's version.
-    """
+    """Return usage, help and options of one command, independent of click's version."""
     arguments = [argument_text(each) for each in command.params if isinstance(each, click.Argument)]
     if isinstance(command, click.Group):
         arguments.append("COMMAND ...")
@@ -274,14 +273,14 @@ def command_text(command: click.Command, path: str) -> str:
 
 
 def argument_text(argument: click.Argument) -> str:
-    """An argument in a usage line."""
+    """Return an argument as a usage line shows it."""
     name = argument.metavar or (argument.name or "").upper()
     many = "..." if argument.nargs == -1 and not name.endswith("...") else ""
     return f"{name}{many}" if argument.required else f"[{name}{many}]"
 
 
 def option_texts(option: click.Option) -> tuple[str, str]:
-    """Spelling and meaning of an option."""
+    """Return spelling and meaning of an option."""
     value = ""
     if not option.is_flag:
         choices = getattr(option.type, "choices", None)
@@ -298,7 +297,7 @@ def option_texts(option: click.Option) -> tuple[str, str]:
 
 
 def environment_page() -> str:
-    """Every environment variable."""
+    """Return the page of every environment variable."""
     from arb_ternary import environment
     from arb_ternary.plugins.manager import manager
 
@@ -323,7 +322,7 @@ def environment_page() -> str:
 
 
 def errors_page() -> str:
-    """Error classes and exit codes."""
+    """Return the page of error classes and exit codes."""
     from arb_ternary import errors
 
     codes = [
@@ -358,7 +357,7 @@ def errors_page() -> str:
 
 
 def protocols_page() -> str:
-    """Protocols of components, and the records that pass between them and the program."""
+    """Return the page of component protocols, and of the records that pass between both sides."""
     modules = {
         "Kernel backends": "arb_ternary.backends.protocol",
         "Optimizers": "arb_ternary.optim.protocol",
@@ -391,7 +390,7 @@ def protocols_page() -> str:
 
 
 def class_text(name: str, cls: type[Any]) -> str:
-    """A class with its fields or its methods."""
+    """Return the text of a class with its fields or its methods."""
     parts = [f"### `{name}`", docstring(cls)]
     if attrs.has(cls):
         return "\n\n".join([*parts, attribute_list(cls)])
@@ -412,7 +411,7 @@ def class_text(name: str, cls: type[Any]) -> str:
 
 
 def kernels_page() -> str:
-    """Signatures of the kernels and schemas of the ops."""
+    """Return the page of kernel signatures and op schemas."""
     import torch
 
     from arb_ternary.backends import ops
@@ -426,10 +425,10 @@ def kernels_page() -> str:
         "# Kernels and ops",
         "## Kernels",
         "What the `kernels` mapping of a backend holds, with the signatures of the torch backend. "
-        "Tensors that a docstring does not say are mutated are left alone.",
+        "A kernel changes only the tensors that its docstring names.",
     ]
     for op in (*REQUIRED_OPS, *OPTIONAL_OPS):
-        status = "required" if op in REQUIRED_OPS else "optional: the torch backend stands in"
+        status = "required" if op in REQUIRED_OPS else "optional: the torch backend is used instead"
         parts.append(
             f"### `{op}`\n\n{status[0].upper()}{status[1:]}.\n\n"
             f"```python\n{signature(op, kernels[op])}\n```\n\n"
@@ -449,7 +448,9 @@ def kernels_page() -> str:
 
 
 def api_page() -> str:
-    """The names that ``import arb_ternary`` offers, those of training outside of a run, and the
+    """Return the page of the Python API.
+
+    It has the names of ``import arb_ternary``, those for training outside of a run, and the
     conformance kit.
     """
     import arb_ternary
@@ -462,7 +463,7 @@ def api_page() -> str:
     for title, module in (
         ("Package `arb_ternary`", arb_ternary),
         ("Options of config classes: `arb_ternary.config.options`", config_options),
-        ("A training loop of one's own: `arb_ternary_train.update`", update),
+        ("A training loop of your own: `arb_ternary_train.update`", update),
         ("What a model stores: `arb_ternary_train.audit`", audit),
         ("Convolutions: `arb_ternary_vision.convolution`", convolution),
         ("Conformance kit: `arb_ternary_testing`", arb_ternary_testing),

@@ -1,4 +1,4 @@
-"""Signatures, types and docstrings of the code as Markdown."""
+"""Render signatures, types and docstrings of the code as Markdown."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ _ITEM = re.compile(r"(\*{0,2}[\w ,./\[\]]+):\s+(.*)")
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What a module defines itself under a name without an underscore: constants, then classes,
-    then functions.
-    """
+    """Return the public names that a module defines: constants, then classes, then functions."""
     known = {name: getattr(value, "__module__", None) for name, value in vars(module).items()}
     constants = {name for name in known if name.isupper()} - {"TYPE_CHECKING"}
     public = [name for name in known if name in constants or known[name] == module.__name__]
@@ -39,8 +37,9 @@ def public_names(module: ModuleType) -> list[str]:
 
 
 def signature(name: str, function: Callable[..., Any], *, skip: Sequence[str] = ()) -> str:
-    """``name(arguments) -> result`` with annotations as the source spells them, on several lines
-    when it is long.
+    """Return ``name(arguments) -> result`` with the annotations of the source.
+
+    A long signature takes several lines.
     """
     found = inspect.signature(function)
     parts: list[str] = []
@@ -90,8 +89,9 @@ def _annotation(annotation: Any) -> str:
 
 
 def docstring(found: object) -> str:
-    """The docstring as Markdown: sections become lists, indented blocks after ``::`` become
-    code.
+    """Return the docstring as Markdown.
+
+    Sections become lists, indented blocks after ``::`` become code.
     """
     text = inspect.getdoc(found) or ""
     blocks: list[str] = []
@@ -154,8 +154,9 @@ def _paragraphs(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """reStructuredText roles and literals as Markdown code spans; characters of formulas outside
-    them are escaped.
+    """Return reStructuredText as Markdown.
+
+    Roles and literals become code spans; characters of formulas outside them are escaped.
     """
     spans = (
         _ROLE.sub(lambda match: f"`{match[1].rpartition('.')[2]}`", text)
@@ -168,7 +169,7 @@ def prose(text: str) -> str:
 
 
 def attribute_list(cls: type[Any]) -> str:
-    """The fields of an attrs class: name, type as the source spells it, default."""
+    """Return the table of the fields of an attrs class: name, type in the source, default."""
     rows = []
     for field in attrs.fields(cls):
         default = "" if field.default is attrs.NOTHING else f"`{_default(field.default)}`"
@@ -188,7 +189,7 @@ def _default(default: Any) -> str:
 
 
 def type_text(t: Any) -> str:
-    """The type of an option, for a table cell."""
+    """Return the type of an option for a table cell."""
     plain = {
         int: "integer",
         float: "number",
@@ -214,7 +215,7 @@ def type_text(t: Any) -> str:
 
 
 def rules(validator: Any) -> Iterator[str]:
-    """What validators demand beyond the type, in words."""
+    """Return in words what validators demand beyond the type."""
     if isinstance(validator, Rule):
         yield validator.text
     elif hasattr(validator, "_validators"):
@@ -227,7 +228,7 @@ def rules(validator: Any) -> Iterator[str]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; cells must not hold line breaks."""
+    """Return a Markdown table. Cells must not hold line breaks."""
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     lines += [f"| {' | '.join(' '.join(cell.split()) for cell in row)} |" for row in rows]
     return "\n".join(lines)

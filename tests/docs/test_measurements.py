@@ -87,3 +87,23 @@ def test_the_starter_of_digits_is_the_example() -> None:
     for key in ("data", "masking", "model", "optimizer", "checks"):
         assert DIGITS[key] == example[key]
     assert DIGITS["phases"][0].items() <= example["phases"][0].items()
+
+
+RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+RESULTS_SECTIONS = [
+    section for section in RESULTS_PAGE.split("\n## ") if "|---" in section and "Report:" in section
+]
+
+
+@pytest.mark.parametrize(
+    "section", RESULTS_SECTIONS, ids=[section.splitlines()[0] for section in RESULTS_SECTIONS]
+)
+def test_figures_of_the_results_page_are_in_the_report(section: str) -> None:
+    report = re.findall(r"\(\.\./([^)#]+)(?:#[^)]*)?\)", section.partition("Report:")[2])[0]
+    text = (ROOT / report).read_text(encoding="utf-8")
+    rows = re.findall(r"^\|(.*)\|$", section, flags=re.MULTILINE)
+    for row in rows[2:]:
+        for cell in row.split("|"):
+            if re.fullmatch(r"[\d.,]+( ± [\d.,]+)?", cell.strip()):
+                for figure in cell.split("±"):
+                    assert figure.strip() in text, f"{figure} is not in {report}"
