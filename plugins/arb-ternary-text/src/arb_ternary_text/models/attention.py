@@ -27,7 +27,7 @@ from arb_ternary_text.models.rotary import rotary_angles, rotate
 
 _NO_NORM: Final = nn.Identity()
 #: Longest sequence for which the attention kernels were measured to be faster than torch's
-#: (docs/explanation/cpu-kernels.md).
+#: (plugins/arb-ternary-bench/reports/cpu-kernels.md).
 _LONGEST: Final = 2048
 
 
