@@ -20,7 +20,7 @@ from arb_ternary.protocols.data import (
     MaskingStrategy,
 )
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import ProgressivePhaseConfig, block_options
+from arb_ternary_progressive.config import GrowthConfig, ProgressivePhaseConfig, block_options
 from arb_ternary_progressive.hidden_codec import HiddenCodec
 from arb_ternary_progressive.masking import TimeStepMasking
 from arb_ternary_progressive.phase import as_growable
@@ -80,7 +80,6 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
     phase = growing[0]
     options: ProgressivePhaseConfig = phase.options
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
-    vocabulary = data.vocabulary_size
     layers = getattr(config.model.options, "layers", 1)
     native = native_precision(getattr(config.model.options, "float_parts", ()))
     device = resolve_device("cpu")
@@ -89,7 +88,7 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
     def make_builder(first_blocks: int) -> ProgressiveRackBuilder:
         model_options = attrs.evolve(config.model.options, layers=first_blocks)
         small = attrs.evolve(config, model=attrs.evolve(config.model, options=model_options))
-        model = build_model(small, vocabulary, selection.name, device)
+        model = build_model(small, data.vocabulary_size, selection.name, device)
         builder = ProgressiveRackBuilder.from_model(as_growable(model), options)
         builder.build_rack().set_activation_checkpointing(
             options.activation_checkpointing, options.activation_checkpoint_threshold
@@ -100,25 +99,16 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         later = parts_added_by(config.phases[config.phases.index(phase) :])
         return build_optimizer("optimizer", config.optimizer, attrs.evolve(trainable, later=later))
 
-    batch = tokens_like(options.batch_size, options.block_size)
-    positions = options.block_size
-    blocks = block_options(config.model.options)
-    if isinstance(data, SizedSamples) and blocks is not None:
-        batch = _first_batch(config, data, options.batch_size)
-        positions = blocks.max_length
-
-    cache = None
-    if options.cache_activations:
-        samples = _samples_read(options, data.samples_per_epoch(options.block_size))
-        cache = CacheNeed(samples, options.cache_bytes, HiddenCodec(options.cache_dtype))
+    batch, positions = _micro_batch(config, options, data)
+    new_blocks = options.blocks_per_stack or layers
     plan = GrowthPlan(
         make_builder=make_builder,
         growth=options,
-        blocks=[layers] + [options.blocks_per_stack or layers] * (options.target_stacks - 1),
+        blocks=[layers] + [new_blocks] * (options.target_stacks - 1),
         make_optimizer=make_optimizer,
         batch=batch,
         positions=positions,
-        cache=cache,
+        cache=_cache_need(options, _samples_read(options, data)),
         trained_from=0 if options.train_first else 1,
         masking=config.masking.build(),
         autocast=autocast_for(
@@ -154,10 +144,6 @@ def plan_python(
         builder.add_stack(n_blocks=first_blocks)
         return builder
 
-    cache = None
-    if progressive.cache_activations:
-        held = progressive.cache_bytes if samples is None else samples
-        cache = CacheNeed(held, progressive.cache_bytes, HiddenCodec(progressive.cache_dtype))
     stacks = progressive.max_stacks if target_stacks is None else target_stacks
     return GrowthPlan(
         make_builder=make_builder,
@@ -166,24 +152,41 @@ def plan_python(
         make_optimizer=default_optimizer(training.lr, training.rate),
         batch=tokens_like(batch_size, block_size),
         positions=block_size,
-        cache=cache,
+        cache=_cache_need(progressive, samples),
         masking=TimeStepMasking(config),
     ).stages()
 
 
-def _first_batch(config: RunConfig, data: DataSource, batch_size: int) -> MaskedBatch:
-    """Return a micro-batch of samples that are not token ids."""
-    batches = data.batches(BatchRequest(batch_size, 1, config.seed))
+def _cache_need(growth: GrowthConfig, samples: int | None) -> CacheNeed | None:
+    """Return the demand on the cache; without ``samples`` it is filled."""
+    if not growth.cache_activations:
+        return None
+    # A sample has more than one byte.
+    held = growth.cache_bytes if samples is None else samples
+    return CacheNeed(held, growth.cache_bytes, HiddenCodec(growth.cache_dtype))
+
+
+def _micro_batch(
+    config: RunConfig, options: ProgressivePhaseConfig, data: DataSource
+) -> tuple[MaskedBatch, int]:
+    """Return a micro-batch of the run, and the positions of a sample in the residual stream."""
+    blocks = block_options(config.model.options)
+    if blocks is None or not isinstance(data, SizedSamples):
+        return tokens_like(options.batch_size, options.block_size), options.block_size
+    # Samples that are not token ids, such as images: only the data knows their shape.
+    batches = data.batches(BatchRequest(options.batch_size, 1, config.seed))
     try:
         masking: MaskingStrategy = config.masking.build()
         context = MaskContext(step=0, seed=config.seed, vocabulary_size=data.vocabulary_size)
-        return masking.apply(next(batches), torch.Generator(), context)
+        batch = masking.apply(next(batches), torch.Generator(), context)
     finally:
         batches.close()
+    return batch, blocks.max_length
 
 
-def _samples_read(options: ProgressivePhaseConfig, samples: int) -> int:
-    """Return how many of ``samples`` distinct samples the training of a stack reads at most."""
+def _samples_read(options: ProgressivePhaseConfig, data: DataSource) -> int:
+    """Return how many distinct samples the training of a stack reads at most."""
+    samples = data.samples_per_epoch(options.block_size)
     if options.steps_per_stack is None:
         return samples
     drawn = options.steps_per_stack * options.batch_size * options.gradient_accumulation_steps
