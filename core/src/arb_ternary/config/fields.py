@@ -58,19 +58,6 @@ def default_of(option: attrs.Attribute[Any]) -> Any:
     return to_plain(found)
 
 
-def without_effect(config: Any, reason: str, *names: str) -> list[tuple[str, str]]:
-    """Those options ``names`` of ``config`` that are not at their default, each with why it then
-    does nothing.
-    """
-    options = {option.name: option for option in config_fields(type(config))}
-    changed = [
-        name for name in names if to_plain(getattr(config, name)) != default_of(options[name])
-    ]
-    return [
-        (str(options[name].alias), f"has no effect because {reason}; remove it") for name in changed
-    ]
-
-
 def unused_options(config: Any, run: Any = None, plan: Any = None) -> Iterator[tuple[str, str]]:
     """Find the options of ``config`` that are set and do nothing.
 
