@@ -90,7 +90,7 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
 
 @hookspec
 def arb_register_phases() -> Sequence[PhaseSpec]:
-    """Register phases, of which a run is a list.
+    """Register phases; a run is a list of them.
 
     Called once, when the plugins are loaded. None or an empty sequence means that the plugin has no
     phase.

@@ -115,7 +115,7 @@ class Span:
 
 @frozen(kw_only=True)
 class Everything:
-    """Every type of option."""
+    """One option of every type."""
 
     text: str = option("a", "text")
     flag: bool = option(False, "a flag")

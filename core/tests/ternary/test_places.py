@@ -1,4 +1,4 @@
-"""On a device that the chosen backend does not serve, weights have the layout of torch."""
+"""Weights have the layout of torch on a device that the chosen backend does not serve."""
 
 from __future__ import annotations
 

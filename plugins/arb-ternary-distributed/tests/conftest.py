@@ -1,4 +1,4 @@
-"""Two ranks, started once for several files of tests, each of which defines ``on_rank``."""
+"""Two ranks, started once for several files of tests. Each file defines ``on_rank``."""
 
 from __future__ import annotations
 

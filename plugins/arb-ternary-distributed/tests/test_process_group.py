@@ -77,7 +77,7 @@ def alone(world: ProcessGroup) -> tuple[str, list[int]]:
 
 
 def test_rank_0_alone_cannot_read_sharded_accumulators() -> None:
-    refusal = "rank 0 alone asks for accumulators or moments, of which each rank has only some"
+    refusal = "rank 0 alone asks for accumulators or moments, and each rank has only some of them"
     assert on_ranks(2, alone) == [(refusal, [4, 4]), ("", [4, 4])]
 
 

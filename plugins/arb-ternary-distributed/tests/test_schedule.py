@@ -52,7 +52,7 @@ class Skipping(Numbers):
 
 
 class Learner:
-    """A loop over float and ternary layers, one of which some micro-batches do not reach."""
+    """A loop over float and ternary layers; some micro-batches do not reach one of them."""
 
     def __init__(self, batches: Any) -> None:
         torch.manual_seed(0)

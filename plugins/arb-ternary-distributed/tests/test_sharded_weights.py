@@ -168,7 +168,7 @@ def trained_with(
     found["audit"] = audit(model)
     found["kinds"] = [type(module).__name__ for module in modules]
     found["names"] = [name for name, _ in model.named_buffers()]
-    if world.rank == 0:  # which needs nobody for it any more
+    if world.rank == 0:  # it needs no other rank for this any more
         model.eval()
         with torch.no_grad():
             found["logits"] = model(torch.arange(8).view(1, 8))

@@ -62,7 +62,7 @@ def test_opposite_gradients_have_no_noise_scale() -> None:
 
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, 2), (1.5, 3)])
 def test_draws_until_the_noise_scale_is_covered(noise: float, expected: int) -> None:
-    """Of 1 + noise, 1 - noise and 1, with noise 1.5, two have no positive signal."""
+    """Two of 1 + noise, 1 - noise and 1 have no positive signal if the noise is 1.5."""
     weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
     wrapper = GradientNoiseScale(
         torch.optim.SGD([weight], lr=1.0), noise_multiplier=4.0, max_batch_draws=9

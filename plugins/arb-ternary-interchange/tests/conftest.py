@@ -134,7 +134,7 @@ def as_float() -> Callable[[Decoder], Decoder]:
 
 @define
 class Figures:
-    """What happened to a number of changed files."""
+    """Counts of what happened to changed files."""
 
     accepted: int = 0
     refused: int = 0

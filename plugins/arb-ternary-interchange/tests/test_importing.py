@@ -118,7 +118,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def feathers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Install the plugin, with its first importer or, by ``indirect``, with so many."""
+    """Install the plugin, with its first importer or, by ``indirect``, with this number of
+    importers.
+    """
     Path("feathers.py").write_text(PLUGIN.replace("COUNT", str(getattr(request, "param", 1))))
     reset_manager()
     manager().load_file(Path("feathers.py"))

@@ -436,7 +436,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "model.topology",
         "5 does not divide 32",
     ),
-    "an option beside it": (
+    "an option next to it": (
         {**system(*ONE), "decoder": {"group_size": 100}},
         "decoder.group_size",
         "must be",

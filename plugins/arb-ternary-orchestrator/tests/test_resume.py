@@ -105,7 +105,7 @@ def test_run_stopped_anywhere_resumes_bitwise(
 def test_resume_without_a_former_strategy_is_an_error(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that fit are chosen among; an installed distribution had brought one, and is gone."""
+    """The choice is among all strategies that fit; the distribution of one of them is gone."""
     with monkeypatch.context() as patch:
         patch.setattr(
             Strategies,

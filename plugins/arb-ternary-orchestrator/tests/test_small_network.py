@@ -91,7 +91,7 @@ def test_nowcasting_ends_below_adam_alone(method: str, lr: float) -> None:
 
 @pytest.mark.slow
 def test_nowcasting_at_a_constant_rate() -> None:
-    """It gains nothing with AdamW and harms momentum: docs/explanation/orchestration.md."""
+    """Nowcasting gains nothing with AdamW and harms momentum: docs/explanation/orchestration.md."""
     for options, bounds in ((ADAMW, (1.0, 1.5)), ({"name": "sgd", "lr": 0.1}, (3.0, 8.0))):
         alone, jumping = (
             sum(trained(name, given, seed, "constant")[0] for seed in range(3))
@@ -105,8 +105,8 @@ def test_nowcasting_at_a_constant_rate() -> None:
 
 @pytest.mark.slow
 def test_swats_ends_within_five_percent_of_adam() -> None:
-    """It is no gain here: 300 steps are few, and the rate of SGD has not settled when the threshold
-    is met.
+    """SWATS gains nothing here: 300 steps are few, and the rate of SGD has not settled when the
+    threshold is met.
     """
     for seed in range(3):
         adam, _ = trained("adamw", {"lr": 0.01, "weight_decay": 0.0, "beta2": 0.999}, seed)

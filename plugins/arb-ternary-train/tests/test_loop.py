@@ -33,7 +33,7 @@ VOCABULARY = 7
 
 
 class Net(nn.Module):
-    """A float bigram model that can be told to give a loss that is not finite."""
+    """A float bigram model that gives a loss that is not finite on request."""
 
     def __init__(self, poisoned: tuple[int, ...] = ()) -> None:
         super().__init__()

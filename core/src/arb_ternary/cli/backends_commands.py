@@ -35,7 +35,7 @@ def list_backends(device: str, as_json: bool) -> None:
 @device_option
 @as_json
 def explain(backend: str | None, device: str, as_json: bool) -> None:
-    """Which backend is used on the device, why, its capabilities, and the ops it lacks."""
+    """Show the backend that is used on the device, why, its capabilities, and the ops it lacks."""
     from arb_ternary.backends.dispatch import fallback_ops
 
     request = request_backend(command_line=backend, device=device)

@@ -18,7 +18,7 @@ _ORDER = ("file", "override", "environment", "derived", "default")
 
 @frozen
 class Origin:
-    """Where a value came from.
+    """The source of a value.
 
     Attributes:
         kind: ``derived`` is a value that follows from another one that the user wrote.

@@ -4,7 +4,7 @@ A config class is an ordinary frozen attrs class::
 
     @frozen(kw_only=True)
     class DecayConfig:
-        rate: float = option(0.1, "share that is lost a step", validator=fraction)
+        rate: float = option(0.1, "share that is lost per step", validator=fraction)
         after: int | None = option(
             None,
             "first step that decays; null = never",

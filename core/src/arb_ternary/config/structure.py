@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Hook = Callable[[Any, Any], Any]
 
-#: Key beside the options of a component in a resolved config: which of them the user wrote.
+#: Key of a component in a resolved config, next to its options: the options that the user wrote.
 GIVEN = "given"
 #: Keys of a component's mapping that are not options.
 _RESERVED = frozenset({"name", GIVEN})

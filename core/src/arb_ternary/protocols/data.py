@@ -109,7 +109,7 @@ class DataSource(Protocol):
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
         """Yield the same samples in the same order in every evaluation.
 
-        With ``limit``, at most so many batches, spread evenly over all samples.
+        ``limit`` is the largest number of batches, which are spread evenly over all samples.
         """
 
 

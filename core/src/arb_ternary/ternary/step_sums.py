@@ -62,7 +62,7 @@ class StepSums:
 
     @staticmethod
     def check(casts: int, largest_vote: int) -> None:
-        """Refuse so many casts of votes up to ``largest_vote`` that the sums may overflow.
+        """Refuse ``casts`` casts of votes up to ``largest_vote`` if the sums may overflow.
 
         Raises:
             UsageProblem: they may.

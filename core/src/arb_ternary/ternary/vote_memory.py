@@ -219,7 +219,7 @@ class VoteMemory(nn.Module):
         """Add the votes of a step to the accumulators, which are clipped.
 
         Args:
-            votes: integers ``[n, K]``, the sums of votes for trits as they are to be added.
+            votes: integers ``[n, K]``, the sums of votes for trits, as they will be added.
             rows: the rows that this rank keeps.
         """
         sums = self.sums

@@ -1,4 +1,4 @@
-"""What all figures share: colours, a canvas without a display, grids, and writing the file."""
+"""Common parts of all figures: colours, a canvas without a display, grids, and writing the file."""
 
 from __future__ import annotations
 

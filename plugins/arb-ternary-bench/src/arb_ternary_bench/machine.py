@@ -1,4 +1,4 @@
-"""What a figure was measured on: machine, versions, load, and the commit of the code."""
+"""The machine that a figure was measured on: processor, versions, load and commit of the code."""
 
 from __future__ import annotations
 

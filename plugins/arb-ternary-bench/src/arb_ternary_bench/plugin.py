@@ -1,4 +1,4 @@
-"""What the bench registers."""
+"""Registration of the bench's commands and recipes."""
 
 from __future__ import annotations
 

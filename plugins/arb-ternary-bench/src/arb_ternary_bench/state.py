@@ -1,4 +1,4 @@
-"""What training keeps of a model, and whether it changes."""
+"""The state of a model in training, and whether it changes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Draw = Callable[[Record, Path], None]
 
 @frozen
 class Session:
-    """What a study gets from the runner.
+    """The arguments that the runner gives to a study.
 
     Attributes:
         folder: where everything of the study goes; made when it is needed.

@@ -87,7 +87,7 @@ class ResultTable:
 
 
 def number(value: float | None, digits: int = 0, scale: float = 1.0) -> str:
-    """Format ``value * scale`` with so many digits after the point; None gives an empty cell."""
+    """Format ``value * scale`` with ``digits`` digits after the point; None gives an empty cell."""
     return "" if value is None else f"{value * scale:,.{digits}f}"
 
 

@@ -234,7 +234,7 @@ def test_contenders_take_turns_and_rates_are_medians(
     assert (ours["prompts_read"], ours["passes"]) == (4, 6)
     assert ours["decode_ratio"] == pytest.approx({"tq2_0": 3.0, "bfloat16": 8.0})
     assert ours["prefill_ratio"]["tq2_0"] == pytest.approx(6.5 / 5.0)
-    # 3 MB in 10 ms, beside the better of 1 and 2 GB/s.
+    # 3 MB in 10 ms, compared with the better of 1 and 2 GB/s.
     assert ours["of_read_bandwidth"] == pytest.approx(0.15)
     eight = next(row for row in result["rows"] if row["batch"] == 8)
     assert eight["decode_tokens_per_second"] == pytest.approx(800.0)

@@ -331,7 +331,7 @@ def test_peers_on_a_gpu_that_are_not_there_are_listed(monkeypatch: pytest.Monkey
 
 
 class _Gemlite:
-    """What is used of gemlite: a layer of the mode's, from a float weight of trits and one
+    """The part of gemlite that is used: a layer of the mode, from a float weight of trits and one
     scale.
     """
 

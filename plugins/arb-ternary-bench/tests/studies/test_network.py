@@ -25,8 +25,8 @@ from arb_ternary_bench.studies import network
 from arb_ternary_bench.study import Session, main
 
 EXAMPLE = Path(__file__).parents[4] / "docs" / "examples" / "network-7b.yaml"
-#: A million weights on two machines of two GPUs. 1 GB/s a GPU inside; 1 GB/s a machine, so half of
-#: it a GPU, between.
+#: A million weights on two machines of two GPUs. 1 GB/s per GPU inside; 1 GB/s per machine, so
+#: half of it per GPU, between.
 MILLION = ModelSizes(matrices=(MatrixSizes(rows=1000, columns=500, count=2),))
 TWO_BY_TWO = ClusterConfig(name="2 x 2", nodes=2, gpus=2, inside=1.0, between=1.0)
 

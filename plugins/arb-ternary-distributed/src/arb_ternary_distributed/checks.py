@@ -89,7 +89,7 @@ def check_parts(config: RunConfig, parts: RunParts, size: int) -> None:
         ConfigError: they cannot; it names every reason.
     """
     found = list(_model_faults(parts.model))
-    # An optimizer prepares its modules; what is frozen is to be as one process has it.
+    # An optimizer prepares its modules; frozen ones have to be as in one process.
     with frozen_at_first(config, parts.model):
         trainable = evolve(collect_trainable(parts.model), later=parts_added_by(config.phases))
     if trainable.parts:

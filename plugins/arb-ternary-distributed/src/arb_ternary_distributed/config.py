@@ -33,7 +33,7 @@ _OTHER_SHARDING: Final = {
 
 
 class DistributedStrategy(Enum):
-    """Where weights are. With both, each rank owns some rows of the accumulators.
+    """The distribution of weights. With both, each rank owns some rows of the accumulators.
 
     ``DDP``: every rank has all weights. ``FSDP``: each rank has some rows, and gathers the others
     at two bits per weight while a block runs.

@@ -200,7 +200,7 @@ class ShardExchange:
             shard.after = None
 
     def _sum_counts(self, shards: Sequence[AccumulatorShard]) -> None:
-        """Sum numbers of flips of weights that are sharded too, whose flips nobody needs."""
+        """Sum numbers of flips of weights that are sharded too, whose flips are not needed."""
         counts = [shard.flips for shard in shards if shard.flips is not None]
         if not counts:
             return

@@ -52,7 +52,7 @@ class Heartbeat:
     """Sends heartbeats over ``store`` and watches those of the other ranks, until it is closed.
 
     Args:
-        store: for heartbeats only; nobody else uses this connection at the same time.
+        store: for heartbeats only; nothing else uses this connection at the same time.
         members: all ranks, by number.
         rank: this one.
         limit: seconds without a heartbeat after which a rank counts as lost.

@@ -1,4 +1,4 @@
-"""The moments of AdamW, of which each rank keeps those of a slice of every float parameter.
+"""The moments of AdamW, sharded: each rank keeps those of a slice of every float parameter.
 
 This is stage 1 of ZeRO. All ranks have all float parameters and, at a step, the same gradients. A
 rank steps its slices and receives the others. AdamW computes every element by itself, so the result
@@ -24,7 +24,8 @@ from arb_ternary_distributed.collectives import all_gather_single
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
 
-#: Slices begin at multiples of so many elements, which no vector and no block of threads crosses.
+#: Slices begin at multiples of this number of elements, which no vector and no block of threads
+#: crosses.
 _ALIGNED: Final = 1024
 #: State of AdamW that has a number for each element.
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -71,7 +72,7 @@ class ShardedMoments:
     """The moments of one rank, attached to ``optimizer`` by its hooks.
 
     Steps and state dicts are then collective. State dicts are those of one process: they hold whole
-    moments, which all ranks gather, and of which each loads its slices.
+    moments. All ranks gather them on saving, and each loads its slices.
     """
 
     def __init__(self, optimizer: torch.optim.AdamW, world: ProcessGroup) -> None:

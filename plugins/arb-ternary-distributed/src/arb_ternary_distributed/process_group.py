@@ -85,8 +85,8 @@ class ProcessGroup:
         """
         if self._alone:
             raise ConfigError(
-                f"rank {self.rank} alone asks for accumulators or moments, of which each rank has "
-                f"only some",
+                f"rank {self.rank} alone asks for accumulators or moments, and each rank has only "
+                f"some of them",
                 "An observer or a hook does this between steps, by logical_votes(), state_dict() "
                 "or save_checkpoint(): leave it out, or read the rows of its rank only: "
                 "local_votes().",

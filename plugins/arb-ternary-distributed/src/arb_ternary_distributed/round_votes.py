@@ -111,7 +111,7 @@ class RoundVotes:
         *,
         last: bool = False,
     ) -> None:
-        """Send the votes of so many casts in each module, and receive those of other ranks."""
+        """Send the votes of the given casts of each module, and receive those of other ranks."""
         self._receive()
         if not modules:
             return

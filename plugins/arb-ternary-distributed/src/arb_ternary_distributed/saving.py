@@ -103,7 +103,7 @@ class PieceFiles:
         return self._write_together(folder, metadata)
 
     def finish(self) -> None:
-        """Tell the other ranks that nothing is to be written, unless they have written."""
+        """Tell the other ranks that nothing will be written, unless they have written."""
         if not self._asked:
             self._world.broadcast(None)
 
@@ -152,7 +152,8 @@ class PieceFiles:
 
 @frozen(eq=False)
 class PieceState:
-    """What one of ``size`` ranks writes of the state dict of ``model`` if each writes a piece.
+    """The part of the state dict of ``model`` that one of ``size`` ranks writes if each writes a
+    piece.
 
     Weights and accumulators of ternary modules are cut by rows, as the ranks own them; rank 0
     writes everything else. A tensor of a state dict consists of its rows in all pieces, in order.

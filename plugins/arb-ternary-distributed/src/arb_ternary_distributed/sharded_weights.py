@@ -1,4 +1,4 @@
-"""Packed weights of which a rank keeps its own rows, by FSDP2 of torch.
+"""Packed weights that are sharded by rows over ranks, by FSDP2 of torch.
 
 The packed weight of a module becomes a parameter without a gradient. ``fully_shard`` cuts it by
 rows, as accumulators are cut, and gathers it as bytes, two bits per weight: the weights of one
@@ -154,7 +154,7 @@ class ShardedWeights:
             "ignored_params": set(model.parameters()) - packed,
         }
         units: list[FSDPModule] = [fully_shard(module, **options) for module in (*blocks, model)]
-        # A loss does not write into logits, of which torch warns.
+        # A loss does not write into logits, and torch warns of that.
         warnings.filterwarnings(
             "ignore",
             "FSDP2-wrapped module .* returned a view tensor",
@@ -206,7 +206,7 @@ class ShardedWeights:
 
     @contextmanager
     def main_process_only(self) -> Iterator[None]:
-        """Refuse, within a block, to compute with weights of which this rank has only some rows."""
+        """Refuse, within a block, to compute with weights that this rank has only in part."""
         before = self._alone
         self._alone = True
         try:
@@ -222,7 +222,8 @@ class ShardedWeights:
         """
         if self._alone and not self._is_full:
             raise ConfigError(
-                "ranks.weights: one rank alone asks for weights of which it has only some rows",
+                "ranks.weights: one rank alone asks for weights, and it has only some of their "
+                "rows",
                 "An observer or a hook does this between steps: leave it out, or set ranks.weights "
                 "to replicated.",
             )

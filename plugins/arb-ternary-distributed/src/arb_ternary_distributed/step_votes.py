@@ -70,7 +70,7 @@ class StepVotes:
     def _advance(self, block: list[TernaryModule]) -> None:
         """Gather the casts of the next block, and send the block before it.
 
-        The casts of that block have probably arrived by now, so that nobody waits for them.
+        The casts of that block have probably arrived by now, so that no rank waits for them.
         """
         casts = [module.casts for module in block]
         self._messages.append(VoteMessage(self._world, block, casts))

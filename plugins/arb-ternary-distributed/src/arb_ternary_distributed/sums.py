@@ -23,7 +23,8 @@ from arb_ternary_distributed.collectives import all_gather_single
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
 
-#: Parts of a message begin at multiples of so many bytes, where numbers of every size can be read.
+#: Parts of a message begin at multiples of this number of bytes, where numbers of every size can be
+#: read.
 _ALIGNED: Final = 16
 
 
@@ -87,7 +88,7 @@ class OrderedSums:
 
     @torch.no_grad()
     def finish(self) -> list[Tensor]:
-        """Return the sums, new tensors on every rank; 0 if nobody had a tensor. Collective."""
+        """Return the sums, new tensors on every rank; 0 if no rank had a tensor. Collective."""
         layout = self._layout
         if layout is None or not layout.outlines:
             return []
@@ -128,7 +129,7 @@ class AllReduceSums:
 
     @torch.no_grad()
     def finish(self) -> list[Tensor]:
-        """Return the sums, on every rank; 0 if nobody had a tensor. Collective."""
+        """Return the sums, on every rank; 0 if no rank had a tensor. Collective."""
         group = self._world.group
         own = [total is not None for total in self._totals]
         marks = torch.tensor(own, dtype=torch.uint8, device=self._world.device)
@@ -155,7 +156,7 @@ class AllReduceSums:
 
 @frozen
 class _Span:
-    """Where a tensor lies in the row of its group: first element, and the one after its last."""
+    """The place of a tensor in the row of its group: first element, and the one after its last."""
 
     index: int
     start: int

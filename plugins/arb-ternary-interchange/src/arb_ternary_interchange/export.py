@@ -34,8 +34,8 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
 
 
 def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> dict[str, Any]:
-    """Return what an exporter receives besides the model: facts of the run in ``directory`` at
-    ``step``.
+    """Return the metadata that an exporter receives besides the model: facts of the run in
+    ``directory`` at ``step``.
     """
     record = directory.record()
     return {

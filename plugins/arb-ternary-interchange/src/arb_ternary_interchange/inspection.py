@@ -137,7 +137,7 @@ def count_tensors(entries: Mapping[str, StoredTensor]) -> dict[str, Any]:
 
     ``bits_per_weight`` leaves out accumulators and everything else that only training needs.
     ``parameters`` is None if there are accumulators of 2 bits: they are packed as the weights are,
-    so that the number of weights cannot be told from the file.
+    so that the file does not show the number of weights.
     """
     modules: dict[str, set[str]] = {}
     for name in entries:

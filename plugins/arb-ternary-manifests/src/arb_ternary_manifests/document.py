@@ -31,7 +31,7 @@ def _unique(name: str) -> Rule:
 
 @frozen(kw_only=True)
 class System:
-    """What a target trains."""
+    """The model that a target trains."""
 
     ref: str = option(help="the system: system.language_model, or system.NAME of a model")
     config: Mapping[str, Any] = option(factory=dict, help="what the system makes a model from")

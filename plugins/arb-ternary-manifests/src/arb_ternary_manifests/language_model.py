@@ -94,7 +94,7 @@ def decoder_section(config: Mapping[str, Any]) -> dict[str, Any]:
     read = structure_section(_Config, config, ())
     if "type" not in read.model and "topology" not in read.model:
         if read.decoder:
-            text = "has no effect beside options under 'model'; write all of them there"
+            text = "has no effect together with options under 'model'; write all of them there"
             raise Faulty(Fault(("decoder",), text))
         return _checked({"name": "decoder", **read.model}, lambda path: (_MODEL, *path))
 

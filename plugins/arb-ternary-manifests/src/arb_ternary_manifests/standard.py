@@ -96,7 +96,7 @@ def phase_section(run: TargetRun, parts: frozenset[TrainedPart]) -> dict[str, An
     """Return the section of the phase that trains a model with ``parts``.
 
     Defaults of the guide that would do nothing are left out. A key that the user wrote stays, or is
-    a fault here, so that the user is told if it does nothing.
+    a fault here, so that the user learns that it does nothing.
 
     Raises:
         Faulty: a key that the user wrote has no effect.

@@ -85,7 +85,7 @@ class Comparison:
 
 @frozen(eq=False, kw_only=True)
 class Setting:
-    """What the candidates of a comparison share.
+    """The common setting of the candidates of a comparison.
 
     Attributes:
         base: snapshot of the loop before the first step.

@@ -1,4 +1,4 @@
-"""When a decision about the strategy is due, and for what reason."""
+"""Triggers of decisions about the strategy: when one is due, and why."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from arb_ternary_orchestrator.state import Stateful
 
 @frozen
 class Weights:
-    """What is known about weights ``decay**age`` that sum to 1, before any value is.
+    """Properties of weights ``decay**age`` that sum to 1; they do not depend on the values.
 
     Attributes:
         newest: the largest weight, that of the newest value.

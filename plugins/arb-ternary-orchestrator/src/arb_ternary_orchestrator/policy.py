@@ -100,7 +100,7 @@ class Orchestrator:
         self._strategies.switch(loop, config.initial_strategy)
 
     def advance(self, loop: TrainingLoop) -> Sequence[StepResult]:
-        """Train on a microbatch, or on as many as a comparison of strategies takes."""
+        """Train on one microbatch, or on all that a comparison of strategies takes."""
         if self._log is None:
             self._log = DecisionLog(loop.context, self._known_decisions)
         self._before = loop.context.step - loop.step
@@ -267,7 +267,7 @@ class Orchestrator:
         the data that exploded.
 
         A second rollback within the hysteresis returns to the moment before. But if the first step
-        after a rollback explodes, the data are to blame, because the state is known to be good. If
+        after a rollback explodes, the data are the cause, because the state is known to be good. If
         that happens again and again, the data have changed.
         """
         started = time.monotonic()

@@ -156,8 +156,8 @@ class Recovery(Stateful):
             step: steps that the loop has taken.
             before: the strategy until now; ``safety`` if one rollback follows another.
             safety: the strategy from now on.
-            blameless: whether a state known to be good exploded at once, so that the data are to
-                blame and not the strategy.
+            blameless: whether a state known to be good exploded at once, so that the data are the
+                cause and not the strategy.
         """
         self._since = step
         self._blameless = blameless

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Folder of snapshots in the run's directory.
 _FOLDER: Final = "snapshots"
-#: By default snapshots may take this fraction of the free memory: one in so many bytes.
+#: By default snapshots may take one in this number of free bytes of memory.
 _SHARE: Final = 4
 _MEMINFO: Final = Path("/proc/meminfo")
 

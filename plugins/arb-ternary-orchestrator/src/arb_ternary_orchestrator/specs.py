@@ -1,4 +1,4 @@
-"""What a plugin registers to add strategies."""
+"""The spec by which a plugin adds strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a training loop: each step, and the running numbers of all steps."""
+"""Measurements of a training loop: of each step, and running numbers over all steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SAMPLED: Final = 1024
 
 @frozen
 class Observation:
-    """What is known about a step, or about a microbatch whose loss was not finite.
+    """Measurements of a step, or of a microbatch whose loss was not finite.
 
     Attributes:
         step: steps that the loop has taken.

@@ -83,7 +83,7 @@ class DirectOptimizer(Optimizer):
             module.gradient = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return moments, settings and pending gradients, of which there are none between steps."""
+        """Return moments, settings and pending gradients (none between steps)."""
         pending = {name: m.gradient for name, m in self._modules.items() if m.gradient is not None}
         return {**super().state_dict(), "gradients": pending}
 

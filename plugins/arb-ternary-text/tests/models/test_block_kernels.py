@@ -1,4 +1,4 @@
-"""When block kernels may be used."""
+"""Conditions under which block kernels may be used."""
 
 from __future__ import annotations
 

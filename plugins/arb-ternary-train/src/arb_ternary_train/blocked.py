@@ -17,7 +17,7 @@ from arb_ternary_train.protocols import BlockedLogits, OwnLosses, Scores
 def loss_in_blocks(
     model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy, arguments: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """Return ``masked_loss`` of the model's output; None if that function is to be called.
+    """Return ``masked_loss`` of the model's output; None if the caller has to call that function.
 
     Args:
         model: the model.
@@ -41,7 +41,7 @@ def counted_losses(
 ) -> Tensor | None:
     """Return the loss of each prediction that counts, float32 ``[M]``, without gradients.
 
-    None if logits are to be made.
+    None if the caller has to make logits.
     """
     if isinstance(masking, Scores):
         return None

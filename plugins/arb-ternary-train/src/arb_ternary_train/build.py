@@ -68,7 +68,7 @@ def build_parts(
         config: the resolved config.
         backend: backend of the command line; None = as environment or config say.
         vocabulary_size: least number of ids of the model; the data may use only some of them.
-        device: where the model is to be; None = as the config says.
+        device: device of the model; None = as the config says.
 
     Raises:
         ArbError: a component cannot be built, does not keep its protocol, or does not work here.

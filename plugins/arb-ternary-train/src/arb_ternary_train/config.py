@@ -115,7 +115,8 @@ class RunConfig:
     threads: int | Literal["auto"] = option(
         "auto",
         "threads of the processor, for every operation; auto = OMP_NUM_THREADS if it is set, else "
-        "as many as the model has work for and as help in a few timed passes (with deterministic: "
+        "the number that the model has work for and that is fastest in a few timed passes (with "
+        "deterministic: "
         "by size alone)",
         validator=_is_thread_count,
     )

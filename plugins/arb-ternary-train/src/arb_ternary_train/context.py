@@ -106,7 +106,7 @@ class TrainingContext:
 
     @property
     def directory(self) -> Path:
-        """Where the run writes."""
+        """The directory that the run writes to."""
         return self.files.path
 
     @property

@@ -198,7 +198,7 @@ class TrainingLoop:
         return train_step(self)
 
     def _next_result(self, policy: StepPolicy) -> StepResult:
-        """Return the next result that is to be reported; have ``policy`` train if there is none."""
+        """Return the next result to report; have ``policy`` train if there is none."""
         pending = self._pending_reports
         if not pending:
             self.context.flush_deferred()
@@ -275,7 +275,7 @@ class TrainingLoop:
     def loss_in_blocks(self, masked: MaskedBatch) -> Tensor | None:
         """Return the loss without holding all logits at once.
 
-        None if :meth:`predict` and :meth:`loss` are to be called. That is so for a loop that
+        None if the caller has to call :meth:`predict` and :meth:`loss`. That is so for a loop that
         overrides one of them, unless it overrides this method as well.
         """
         if self._needs_logits:

@@ -175,7 +175,7 @@ class LoopOptions:
     )
     max_skipped: int = option(
         100,
-        "give up after so many micro-batches in a row without a finite loss",
+        "give up after this number of micro-batches in a row without a finite loss",
         validator=positive,
     )
     freeze: tuple[str, ...] | None = option(

@@ -77,7 +77,7 @@ class Reporter(Protocol):
         ...
 
     def evaluating(self, batches: int) -> None:
-        """Show that an evaluation has done so many batches."""
+        """Show the number of ``batches`` that an evaluation has done."""
         ...
 
     def note(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """Protocols of training: where it meets components of other packages.
 
-What a component may have besides is in :mod:`arb_ternary_train.capabilities`; step policies are in
+Optional methods of components are in :mod:`arb_ternary_train.capabilities`; step policies are in
 :mod:`arb_ternary_train.policy`.
 """
 
@@ -109,7 +109,7 @@ class BlockedLogits(Protocol):
     """
 
     def computes_loss_in_blocks(self, predictions: int) -> bool:
-        """Return whether to do so for so many predictions; else ``forward`` is called."""
+        """Return whether to do so for this number of predictions; else ``forward`` is called."""
         ...
 
     def hidden(self, inputs: Tensor, **arguments: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class SizedSamples(Protocol):
 
 @runtime_checkable
 class ShardableBatches(Protocol):
-    """``Batches`` of which one of several processes draws some without reading the others.
+    """``Batches`` that allow one of several processes to draw its own without reading the others.
 
     Batches without these methods are all drawn, and those of other processes dropped.
     """

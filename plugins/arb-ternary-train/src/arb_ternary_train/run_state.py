@@ -195,7 +195,7 @@ def restore_structures(
         model: the model as the config describes it.
         checkpoint: a checkpoint of a run of ``config``.
         config: config of the run.
-        device: where the model is to be.
+        device: device of the model.
         running: phases that have been built already, by index; others are built anew.
 
     Raises:

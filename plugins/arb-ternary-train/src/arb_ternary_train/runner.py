@@ -130,7 +130,7 @@ def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
 
 @contextmanager
 def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContext]:
-    """Build or restore the run; observers are told how it ends."""
+    """Build or restore the run, and tell observers how it ends."""
     # A config that was made in Python has not been checked.
     faults = find_contradictions(config)
     if faults:

@@ -37,7 +37,7 @@ _LONG: Final = 0.5
 def fitting_threads(model: nn.Module, tokens: int, available: int) -> int:
     """Return the number of threads, 1 to ``available``, that a pass has work for.
 
-    Each thread is to have 2**25 multiplications of the average product with a weight. A model
+    Each thread should have 2**25 multiplications of the average product with a weight. A model
     without such products gets all threads.
 
     Args:

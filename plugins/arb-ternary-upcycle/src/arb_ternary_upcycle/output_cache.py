@@ -25,7 +25,7 @@ _SPARE: Final = 1 << 28
 
 @frozen
 class Place:
-    """Where in which model an output arises.
+    """The place in a model where an output arises.
 
     ``student`` and ``teacher``: the residual stream after ``level`` blocks. ``attention``: the
     update of the teacher's attention in block ``level``.

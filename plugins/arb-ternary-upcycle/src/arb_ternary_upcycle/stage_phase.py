@@ -25,8 +25,8 @@ class Stage:
     Attributes:
         writer: writes it.
         ends: returns embedding, final norm and head.
-        blocks: called with the numbers of the blocks that are on disk, of which not all are;
-            yields number and tensors of each other block, in order.
+        blocks: called with the numbers of the blocks that are on disk already (never all); yields
+            number and tensors of each other block, in order.
     """
 
     writer: FloatModelWriter

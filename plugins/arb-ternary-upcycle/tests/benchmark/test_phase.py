@@ -46,7 +46,7 @@ checks: [{{name: fidelity, teacher: {folder}/teacher, max_ppl_ratio: 1e9, max_de
 
 
 class Crash(BaseException):
-    """Nothing catches it, as nothing catches kill -9."""
+    """An error that nothing catches, as nothing catches kill -9."""
 
 
 def configs(folder: Path, write_stage: Any) -> Any:

@@ -223,7 +223,7 @@ def test_policies_groups_and_float_parts(
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """An error that nothing catches."""
 
 
 @pytest.mark.parametrize(

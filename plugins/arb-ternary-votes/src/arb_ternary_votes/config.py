@@ -151,8 +151,8 @@ class ScaledVotesConfig:
     )
     orthogonal: bool = option(
         False,
-        "Cast votes of linears, except the head, from a gradient of which half is orthogonalised, "
-        "so that all of its directions count. It learns more per token and takes more time per "
+        "Cast votes of linears, except the head, from a gradient that is half orthogonalised, so "
+        "that all of its directions count. It learns more per token and takes more time per "
         "step, more in wide layers and small batches.",
         validator=instance_of(bool),
     )

@@ -31,7 +31,7 @@ SUMS_TO_QUANTA: Final = "votes.sums_to_quanta"
 
 _FRACTION_BITS: Final = 24
 _MASK: Final = (1 << _FRACTION_BITS) - 1
-#: Sums of which ``(sum * fraction + noise)`` fits 32 bits: 127 * (2**24 - 1) + 2**24 - 1 < 2**31.
+#: Largest sum whose ``sum * fraction + noise`` fits 32 bits: 128 * (2**24 - 1) < 2**31.
 _SMALL: Final = 127
 #: Elements whose intermediates are held at a time.
 _HELD: Final = 1 << 16
@@ -49,7 +49,7 @@ def in_quanta(
     Args:
         sums: integer ``[n, width]``, some rows of a table of this width; sizes up to 2**31.
         unit: quanta that a vote is worth, 0 to :data:`LARGEST_UNIT`.
-        control: control words of the module, of which seed, step and stream are used.
+        control: control words of the module; seed, step and stream are used.
         first_row: the row of the table that ``sums`` begins at.
         backend: the backend whose kernel computes it, if it has one; the bits are the same.
 

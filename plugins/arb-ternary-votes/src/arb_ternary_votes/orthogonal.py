@@ -1,4 +1,4 @@
-"""Gradients of which half is orthogonalised, before votes are cast from them.
+"""Orthogonalise half of a gradient before votes are cast from it.
 
 The gradient ``G = U S V^T`` of one weight in one micro-batch has a few large singular values, so
 most of a vote is about the few directions of these values. Muon (Jordan et al., 2024) steps by

@@ -71,7 +71,7 @@ class ScaledVotes(NormalisedVotes):
         spread: whether accumulators that are all 0 begin anywhere in their cells
             (:func:`spread_votes`).
         orthogonal: whether votes of linears, except one called ``head``, are cast from a gradient
-            of which half is orthogonalised (:mod:`arb_ternary_votes.orthogonal`). They are cast by
+            that is half orthogonalised (:mod:`arb_ternary_votes.orthogonal`). They are cast by
             factors, also with int8 gradients.
         spectral_clip: whether they are cast from a gradient whose largest singular values are cut
             to the least of them (:mod:`arb_ternary_votes.spectral_clip`), which takes less time in

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @frozen(kw_only=True)
 class GenerateBench:
-    """What to measure.
+    """Options of the generation bench.
 
     Attributes:
         shapes: of the models.
@@ -92,7 +92,7 @@ class GenerateBench:
 
 @define
 class _Samples:
-    """What the rounds gave for one contender in one case."""
+    """Results of all rounds for one contender in one case."""
 
     prompt_seconds: list[float] = field(factory=list)
     token_seconds: list[float] = field(factory=list)
@@ -112,7 +112,7 @@ class _Samples:
 
 @define(eq=False)
 class _Measured:
-    """What is known of one contender on one shape so far."""
+    """Results so far of one contender on one shape."""
 
     contender: Contender
     cases: dict[Case, _Samples]

@@ -43,7 +43,7 @@ class Session(Protocol):
 
 @frozen(kw_only=True)
 class Case:
-    """What is generated.
+    """The tokens to generate.
 
     Attributes:
         prompt: tokens of each sequence's prompt.

@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 @frozen(kw_only=True)
 class KernelBench:
-    """What to measure.
+    """Options of the kernel bench.
 
     Attributes:
         backends: names.

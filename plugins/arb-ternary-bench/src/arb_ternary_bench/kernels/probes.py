@@ -54,7 +54,7 @@ class Probe:
 
 @frozen
 class Limits:
-    """What the machine can do. The peak in bfloat16 is measured on GPUs only."""
+    """The limits of the machine. The peak in bfloat16 is measured on GPUs only."""
 
     reading: Probe
     int8: Probe

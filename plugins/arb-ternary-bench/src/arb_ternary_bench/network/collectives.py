@@ -1,9 +1,9 @@
 """Bytes and seconds of collectives on machines with several GPUs.
 
-Rings pass through all GPUs of a machine before they leave it, and there are as many rings as GPUs
-in a machine, each of which leaves through another GPU, so that all of them use the bandwidth that
-they share. In an all-to-all every GPU sends each other one its part at once. Transfers inside a
-machine and between machines overlap.
+Rings pass through all GPUs of a machine before they leave it, and there is one ring per GPU of a
+machine, each of which leaves through another GPU, so that all of them use the bandwidth that they
+share. In an all-to-all every GPU sends each other one its part at once. Transfers inside a machine
+and between machines overlap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from arb_ternary_bench.network.config import ClusterConfig
 
 @frozen
 class Sent:
-    """What one GPU sends.
+    """The bytes and messages that one GPU sends.
 
     Attributes:
         inside: bytes to GPUs of its machine.
@@ -46,7 +46,7 @@ class Sent:
 
 
 def all_gather(size: float, cluster: ClusterConfig) -> Sent:
-    """Give every GPU all of ``size`` bytes, of which each has a part; also a reduce-scatter.
+    """Give every GPU all of ``size`` bytes, if each has a part of them; also a reduce-scatter.
 
     In a ring a GPU passes on all parts but one. One of the hops of a machine in a ring leaves it.
     """

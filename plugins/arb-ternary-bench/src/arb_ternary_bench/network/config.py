@@ -92,8 +92,8 @@ class ClusterConfig:
     def __attrs_post_init__(self) -> None:
         if self.batches < self.ranks:
             raise ValueError(
-                f"micro_batches: {self.batches} are fewer than the {self.ranks} GPUs, some of "
-                "which would have none"
+                f"micro_batches: {self.batches} are fewer than the {self.ranks} GPUs, and some "
+                f"would have none"
             )
 
 
@@ -117,11 +117,11 @@ class VotesConfig:
     )
     sums_in: Literal["bytes", "words"] = option(
         "bytes",
-        "sums of a machine's votes: digits in bytes as on the wire, or as many as fit into 64 bits",
+        "sums of a machine's votes: digits in bytes as on the wire, or packed into 64-bit words",
     )
 
     def largest(self, micro_batches: int) -> int:
-        """Return the largest vote of one micro-batch, if a step has so many.
+        """Return the largest vote of one micro-batch of a step with ``micro_batches`` of them.
 
         Votes in quanta are rounded up from the clip; a whole number can be rounded to the next.
         """

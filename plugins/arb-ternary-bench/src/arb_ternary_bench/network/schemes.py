@@ -1,4 +1,4 @@
-"""What each way to train sends per step, transfer by transfer, and the training state of a GPU.
+"""The transfers per step of each way to train, and the training state per GPU.
 
 With votes, float parts are summed in the order of micro-batches, in float32. In the other schemes
 weights and gradients are bfloat16, two bytes, and AdamW's state is 16 bytes per parameter (bfloat16
@@ -26,7 +26,7 @@ from arb_ternary_bench.network.model import Model
 
 #: Largest digits on the wire, and their bits: 5, 3, 2 or 1 share a byte, or one takes two bytes.
 _DIGITS: Final = ((1, 8 / 5), (2, 8 / 3), (7, 4.0), (127, 8.0), (32767, 16.0))
-#: Bytes of a flip, and of the count of flips in a block of so many weights.
+#: Bytes per flip; a block of this many weights has two bytes more for its number of flips.
 _FLIP_BYTES: Final = 2
 _FLIP_BLOCK: Final = 32768
 #: Largest sum of the votes that a micro-batch has for an exponent.
@@ -75,7 +75,7 @@ def bits_in_bytes(limit: int) -> float:
 
 
 def bits_in_words(limit: int) -> float:
-    """Return the bits of a digit from ``-limit`` to ``limit`` if as many as fit share 64 bits."""
+    """Return the bits per digit from ``-limit`` to ``limit``, packed into 64-bit words."""
     return _WORD_BITS / math.floor(_WORD_BITS / math.log2(2 * limit + 1))
 
 

@@ -1,4 +1,4 @@
-"""What the study ``step`` compares: a linear or a decoder block in each way of training it."""
+"""The trainees of the study ``step``: a linear or a decoder block in each way of training it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _ternary(w: Tensor) -> Tensor:
 
 @frozen(kw_only=True)
 class StepShape:
-    """What is trained.
+    """The sizes of the linear or block.
 
     Attributes:
         out_features: ``N`` of the linear; hidden features of a block's feed-forward layer.

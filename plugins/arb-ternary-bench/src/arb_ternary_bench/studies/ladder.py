@@ -1,4 +1,4 @@
-"""What a way of training is worth at equal memory: decoders of 0.3 to 16 million linear weights.
+"""Ways of training compared at equal memory: decoders of 0.3 to 16 million linear weights.
 
 Every run trains on the same tokens of the source of Python's standard library (PSF licence), in
 less than one epoch. Settings are chosen on a part of the text that is held out, by runs of a
@@ -35,7 +35,8 @@ BATCH: Final = 16
 BLOCK: Final = 128
 STEPS: Final = 1024
 TRIAL_STEPS: Final = 256
-#: Losses are taken on so many pieces of so many characters, at equal distances.
+#: Losses are measured on pieces of the text at equal distances: their number, and characters per
+#: piece.
 PIECES: Final = 64
 PIECE: Final = 1024
 #: Seed of trials; final runs count from 0.
@@ -156,8 +157,8 @@ def library_source(folder: Path | None = None) -> str:
 def divide_text(text: str, folder: Path) -> dict[str, Path]:
     """Write a text in three files: ``train``, ``choice`` and ``validation``.
 
-    Four fifths are to train on. Of the other two tenths, pieces are to choose settings on and to
-    measure on.
+    Four fifths are for training. In the other two tenths, pieces are for choosing settings and for
+    measuring.
     """
     first = len(text) * 8 // 10
     last = len(text) * 9 // 10

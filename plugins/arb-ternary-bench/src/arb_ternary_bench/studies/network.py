@@ -1,4 +1,4 @@
-"""What ways to train send per step on simulated machines, and how long that takes.
+"""Bytes and seconds per step of ways to train on simulated machines.
 
 Votes, DDP, FSDP2, HSDP, PowerSGD and 1-bit Adam. Nothing is measured, and nothing is sent: bytes
 follow from the sizes of a model, seconds from bandwidths. Computation in which transfers could hide

@@ -1,4 +1,4 @@
-"""What each update rule learns from the same tokens, tuned alike, and with how much state.
+"""Loss of each update rule after the same tokens, tuned alike, and the size of its state.
 
 Every recipe has four trials on the end of the training text; the best one is trained with every
 seed, and only these final runs read the validation text.
@@ -24,7 +24,7 @@ from arb_ternary_bench.runs import Outcome, choose, loss_of, study_folder
 from arb_ternary_bench.study import Session, Study
 from arb_ternary_bench.table import Column, Record, ResultTable, mebibytes, number
 
-#: Dashes of lines of which another one has the colour.
+#: Dashes of lines whose colour another line has.
 _DASHES: Final = ("-", "--", ":", "-.")
 
 

@@ -1,4 +1,4 @@
-"""What llama.cpp writes with the export of a run, and whether it is what the run itself writes.
+"""Text that llama.cpp generates with the export of a run, compared with that of the run itself.
 
 ``file`` is a GGUF file of a model of bytes. With ``like``, a run, the likeliest text of both is
 compared: export with ``--type f32``, since the run computes with activations that are not rounded.

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 @frozen(kw_only=True)
 class TrainBench:
-    """What to measure.
+    """Options of the training bench.
 
     Attributes:
         sizes: decoders.
@@ -95,7 +95,7 @@ def run_train_bench(bench: TrainBench, *, say: Say = lambda _: None) -> dict[str
 
 @define(eq=False)
 class _Measured:
-    """What is known of one trainee so far."""
+    """Results so far of one trainee."""
 
     trainee: Trainee
     facts: dict[str, Any] = field(factory=dict)
@@ -259,10 +259,10 @@ def _measure_group(group: Sequence[_Measured], bench: TrainBench, seconds: float
 def parts_of_step(profiled: Mapping[str, float], seconds: float) -> dict[str, float]:
     """Return the parts of a step of ``seconds``, from those of a profiled one.
 
-    The profiler's own cost falls on calls, of which there are thousands, and hardly on kernels: the
-    parts keep their times, and calls are what is left of the step. If the profiled step was the
-    shorter one, or nothing would be left, the machine was not equally fast for both: then all parts
-    are scaled to the step.
+    The profiler's own cost falls on thousands of calls, and hardly on kernels: the parts keep their
+    times, and calls are what is left of the step. If the profiled step was the shorter one, or
+    nothing would be left, the machine was not equally fast for both: then all parts are scaled to
+    the step.
     """
     computed = {part: each for part, each in profiled.items() if part != CALLS}
     total = sum(profiled.values())

@@ -25,7 +25,7 @@ _TUNABLES: Final = "glibc.malloc.trim_threshold=8589934592:glibc.malloc.mmap_thr
 
 @frozen(kw_only=True)
 class Trainee:
-    """What a process trains.
+    """The training that a process runs.
 
     Attributes:
         way: how.

@@ -13,7 +13,8 @@ from arb_ternary_distributed.wire import digits, flips, rows
 
 Kernel = Callable[..., Any]
 
-#: What a backend may offer besides the ops of core. The first three do not depend on a layout.
+#: Kernels that a backend may offer in addition to the ops of the core. The first three do not
+#: depend on a layout.
 WIRE_KERNELS: Final[Mapping[str, Kernel]] = {
     "distributed.digits_to_bytes": digits.digits_to_bytes,
     "distributed.bytes_to_digits": digits.bytes_to_digits,

@@ -1,4 +1,4 @@
-"""Which rows of a weight a rank owns, and those rows of a packed weight."""
+"""The rows of a weight that a rank owns, and those rows of a packed weight."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Placement:
 
     Attributes:
         matrices: paths of the matrices that are read from the published model.
-        vectors: gains and biases as they are to be, float64, by path.
+        vectors: final gains and biases, float64, by path.
         eps: eps of the inner norms that have one of their own, by path.
         scales: float factors of linears, by path; those left out are 1.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 from arb_ternary.errors import DataError
 from arb_ternary_interchange.decoder.published import ScaledTrits
 
-#: What shares an exponent: the whole matrix, a row, or so many columns of one.
+#: The part of a matrix that shares an exponent: the whole, a row, or a number of columns of a row.
 Grouping = int | Literal["row", "tensor"]
 
 # Vote quanta per trit of the default rule, by bits of an accumulator: a weight is ``T + A / U`` in

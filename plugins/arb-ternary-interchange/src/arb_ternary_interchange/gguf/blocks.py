@@ -3,7 +3,7 @@
 A weight in a block is a code minus an offset, times the block's scale. Trits are held exactly by
 TQ1_0, TQ2_0, Q2_0 and Q4_0: ``code = t + 1``, except in Q4_0, where it is ``t + 8``. Scales of
 trits are powers of two, ``2**E``, and exact in float16 for E from -24 to 15; a row may have a
-factor besides.
+factor in addition.
 
 Shapes: ``N`` rows, ``K`` columns, ``B`` blocks of a row.
 """

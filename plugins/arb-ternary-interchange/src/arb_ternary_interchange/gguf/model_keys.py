@@ -86,5 +86,5 @@ def check_options(config: DecoderConfig, architecture: str) -> None:
 
 
 def file_type(weights: Mapping[TensorType, int]) -> Value:
-    """Return ``general.file_type`` of a file with so many weights of each type."""
+    """Return ``general.file_type`` of a file with these numbers of weights by type."""
     return Scalar(Kind.UINT32, _FILE_TYPES[max(weights, key=lambda kind: weights[kind])])

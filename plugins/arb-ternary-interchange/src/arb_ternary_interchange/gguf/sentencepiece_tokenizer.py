@@ -2,7 +2,7 @@
 (unigrams).
 
 https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto describes the
-``.model`` file: a message of protocol buffers, of which a few fields are read here.
+``.model`` file: a message of protocol buffers. Only a few of its fields are read here.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _strings(metadata: Metadata, name: str, most: int) -> list[str] | None:
 
 
 def _kinds(metadata: Metadata, count: int) -> list[int] | None:
-    """Return the kinds of ``count`` tokens; None if the file does not have so many."""
+    """Return the kinds of ``count`` tokens; None if the file has fewer."""
     value = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(value, ArrayInFile) or value.kind not in (Kind.INT32, Kind.UINT32):
         return None

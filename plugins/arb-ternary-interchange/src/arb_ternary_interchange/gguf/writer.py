@@ -29,7 +29,7 @@ _LONGEST_NAME: Final = 63
 
 @frozen
 class PlannedTensor:
-    """A tensor that is to be written.
+    """A tensor that will be written.
 
     Attributes:
         name: its name.

@@ -17,7 +17,7 @@ from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_train.model_state import load_state
 from arb_ternary_train.safetensors_file import SafetensorsFile
 
-#: What the metadata of an export hold besides the attachments of the run.
+#: Keys of the metadata of an export, besides the attachments of the run.
 _FACTS: Final = ("name", "step", "model", "vocabulary_size", "versions", "structure")
 
 

@@ -91,7 +91,7 @@ def kernels_for(
 
     Kernels are used for plain tensors of float32 or bfloat16 on the CPU, ternary linears with int8
     activations and no bias, and the norms of this package with float gains or gains of trits; if
-    nobody watches these modules, and if the backend of all linears has all kernels. Under autocast
+    these modules have no hooks, and if the backend of all linears has all kernels. Under autocast
     to bfloat16 the part reads ``x``, and writes, in that.
 
     Args:

@@ -169,7 +169,7 @@ def _divergences(
 
 
 def serves(head: nn.Module) -> bool:
-    """Return whether this module knows how ``head`` multiplies, and nobody watches it.
+    """Return whether this module knows how ``head`` multiplies, and it has no hooks.
 
     False in float16, in which gradients vanish unless they are scaled before they are rounded.
     """
@@ -333,7 +333,7 @@ def _taken(ctx: Any) -> Any:
 
 
 def _times(gradient: Tensor, above: Tensor) -> Tensor:
-    """Multiply a gradient that nobody else holds by the one from above, in place."""
+    """Multiply a gradient that nothing else uses by the one from above, in place."""
     return gradient if float(above) == 1.0 else gradient.mul_(above)
 
 
@@ -369,7 +369,7 @@ class _TernaryProduct:
 class _TernaryHead(torch.autograd.Function):
     """Mean cross entropy of ``x @ W.T + bias``.
 
-    The gradient of the logits belongs to nobody else, so that backward may overwrite and free it.
+    Nothing else uses the gradient of the logits, so that backward may overwrite and free it.
     """
 
     @staticmethod

@@ -320,14 +320,16 @@ class DecoderConfig:
     )
     linear_scales: bool = option(
         False,
-        "each ternary linear has a constant float factor beside its exponents; published weights "
+        "each ternary linear has a constant float factor in addition to its exponents; published "
+        "weights "
         "may need it",
         validator=instance_of(bool),
         active_when=_voting_linears,
     )
     row_scales: bool = option(
         False,
-        "each row of a ternary linear has a learned factor beside its exponents: a float, trained "
+        "each row of a ternary linear has a learned factor in addition to its exponents: a float, "
+        "trained "
         "like other float parts, or, with vector_trits, ternary",
         validator=instance_of(bool),
         active_when=_voting_linears,

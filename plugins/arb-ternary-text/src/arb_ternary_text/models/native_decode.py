@@ -9,7 +9,7 @@ run, and if a module has a hook.
 The kernel gets a :class:`~arb_ternary_text.models.decode_plan.DecoderPlan`, which is made when a
 cache meets its first token. The plan holds the tensors of the model itself, so that it follows what
 they learn. Before every token :class:`_Watch` checks that they still are the tensors of the model,
-and that vectors of trits and factors of rows, of which the plan holds floats, have not changed.
+and that vectors of trits and factors of rows, which the plan holds as floats, have not changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ternary linears whose products are multiplied by factors, beside the powers of two.
+"""Ternary linears whose products are multiplied by factors in addition to the powers of two.
 
 A power of two gives the size of a row to within a factor of ``sqrt(2)``, and changing it moves the
 row by an octave. Factors of rows are the mantissas that belong to these exponents. They are numbers

@@ -1,4 +1,4 @@
-"""What upcycling makes of a teacher: ternary linears, memory of each phase, splits of heads."""
+"""Predict the result of upcycling a teacher: ternary linears, memory per phase, splits of heads."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.model_state import run_of
 from arb_ternary_upcycle.float_model import float_config
 
-#: File of a tokenizer that has none of its own, beside a config.
+#: File next to a config for a tokenizer that has no file of its own.
 TOKENIZER_FILE: Final = "tokenizer.json"
 
 
 @frozen(eq=False)
 class TeacherOutline:
-    """What a student and its data need to know of a teacher.
+    """The facts of a teacher that a student and its data need.
 
     Attributes:
         source: what it was read from: an absolute path, or an address.

@@ -163,7 +163,7 @@ def gather(run: Path) -> Contents:
         Table(
             "checks",
             "Checks",
-            "Each number beside its limit. A number at its limit passes.",
+            "Each number with its limit. A number at its limit passes.",
             _CHECKS,
             _checks(run),
         ),
@@ -178,7 +178,8 @@ def gather(run: Path) -> Contents:
         Table(
             "memory",
             "Memory",
-            "Peak: weights, and the most that generating text takes besides, if the system tells.",
+            "Peak: weights, and the most that generating text takes in addition, if the system "
+            "reports it.",
             _MEMORY,
             _passes(measured, "memory"),
         ),

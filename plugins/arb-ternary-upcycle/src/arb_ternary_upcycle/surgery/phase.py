@@ -198,7 +198,7 @@ def _projected(normed_NSD: Tensor, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def _completed(tensors: Mapping[str, Tensor], target: DecoderConfig) -> dict[str, Tensor]:
-    """Add what a new block of the target has besides: gates, null keys and biases of 0, planes."""
+    """Add what only a new block of the target has: gates, null keys and biases of 0, planes."""
     made = dict(tensors)
     for name, outline in block_outline(target).items():
         if name not in made and name == "attention.planes":

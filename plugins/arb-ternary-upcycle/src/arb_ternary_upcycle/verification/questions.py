@@ -31,7 +31,7 @@ class Question:
 
     Attributes:
         prompt: the text before.
-        choices: several, of which the likeliest counts; or a single one, which greedy decoding has
+        choices: several, and the likeliest one counts; or a single one, which greedy decoding has
             to give.
         right: index of the right one.
         where: names the question in messages.

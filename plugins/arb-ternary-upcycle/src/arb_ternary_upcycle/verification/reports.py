@@ -1,4 +1,4 @@
-"""Numbers beside their limits, and the report of a check: ``verify/LABEL.json`` in the run."""
+"""Measured numbers, their limits, and the report of a check: ``verify/LABEL.json`` in the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER: Final = "verify"
 
 @frozen
 class Judgement:
-    """One number beside its limit. A number at the limit passes, NaN does not.
+    """One measured number and its limit. A number at the limit passes, NaN does not.
 
     Attributes:
         what: what was measured.
