@@ -41,7 +41,9 @@ def kernel(backend_name: str, op: str, needs: str | None = None) -> Kernel:
     if needs is not None and needs not in backend.capabilities:
         return _stand_in(backend, op, f"{op} with {needs}")
     found = backend.kernels.get(op)
-    return _stand_in(backend, op, op) if found is None else found
+    if found is None:
+        return _stand_in(backend, op, op)
+    return found
 
 
 def vote_kernel(state: VoteState, sign_op: str, scaled_op: str) -> Kernel:
@@ -52,9 +54,10 @@ def vote_kernel(state: VoteState, sign_op: str, scaled_op: str) -> Kernel:
     """
     if state.vote_scale is None:
         return kernel(state.backend, sign_op)
-    capabilities = get_backend(state.backend).capabilities
-    if NARROW_NOISE not in capabilities and VoteLimits(*state.limits.tolist()).noise_shift:
-        return kernel(state.backend, scaled_op, NARROW_NOISE)
+    if NARROW_NOISE not in get_backend(state.backend).capabilities:
+        limits = VoteLimits(*state.limits.tolist())
+        if limits.noise_shift:
+            return kernel(state.backend, scaled_op, NARROW_NOISE)
     return kernel(state.backend, scaled_op)
 
 
@@ -116,7 +119,8 @@ def _stand_in(backend: KernelBackend, op: str, described: str) -> Kernel:
             votes = own["unpack_votes"](state.votes, shape)
             copy = copy._replace(votes=reference.pack_votes(votes, shape.vote_bits))
 
-        result = reference_kernel(*[copy if each is state else each for each in arguments])
+        replaced = [copy if each is state else each for each in arguments]
+        result = reference_kernel(*replaced)
 
         if op.startswith("apply"):  # casting leaves the weight alone
             state.weight.copy_(own["pack"](reference.unpack(copy.weight, shape)))

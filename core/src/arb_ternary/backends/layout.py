@@ -42,7 +42,9 @@ def pack_trits(trits_NK: Tensor) -> Tensor:
     body = _pack_blocks(codes[:, :whole], BLOCK)
     if whole == columns:
         return body
-    return torch.cat([body, _pack_blocks(codes[:, whole:], padded - whole)], dim=1)
+    rest = padded - whole
+    tail = _pack_blocks(codes[:, whole:], rest)
+    return torch.cat([body, tail], dim=1)
 
 
 def unpack_trits(packed: Tensor, columns: int) -> Tensor:
@@ -117,12 +119,16 @@ def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
 def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     """Unpack votes to int8 ``[N, K]`` in new memory."""
     stored = _stored_rows(votes, shape)
-    return stored.clone() if shape.vote_bits == 8 else _open(stored, shape)
+    if shape.vote_bits == 8:
+        return stored.clone()
+    return _open(stored, shape)
 
 
 def _stored_rows(votes: Tensor, shape: WeightShape) -> Tensor:
     """Return votes as a matrix with a row per row of the weight."""
-    return votes.view(shape.out_features, -(-shape.in_features * shape.vote_bits // 8))
+    row_bits = shape.in_features * shape.vote_bits
+    row_bytes = -(-row_bits // 8)
+    return votes.view(shape.out_features, row_bytes)
 
 
 def _open(stored: Tensor, shape: WeightShape) -> Tensor:
@@ -146,12 +152,15 @@ def opened(
     shape = state.shape
     stored = _stored_rows(state.votes, shape)
     some = stored[rows]
+    votes = _open(some, shape)
     learned = state.exponent_votes
     exponents = None if learned is None else learned[rows]
-    votes = _open(some, shape)
+
     yield state.weight[rows], votes, exponents
+
     if shape.vote_bits != 8:
         some.copy_(pack_votes(votes, shape.vote_bits))
+    # A slice is a view of the state; an index by a tensor has copied the rows.
     if isinstance(rows, Tensor):
         stored[rows] = some
         if learned is not None and exponents is not None:

@@ -53,9 +53,11 @@ def default_of(option: attrs.Attribute[Any]) -> Any:
     It is ``attrs.NOTHING`` for a required option, and for one whose default depends on others.
     """
     found: Any = option.metadata.get(DEFAULT_CHOICE, option.default)
-    if isinstance(found, attrs.Factory):  # type: ignore[arg-type]
-        return NOTHING if found.takes_self else to_plain(found.factory())
-    return to_plain(found)
+    if not isinstance(found, attrs.Factory):  # type: ignore[arg-type]
+        return to_plain(found)
+    if found.takes_self:
+        return NOTHING
+    return to_plain(found.factory())
 
 
 def unused_options(config: Any, run: Any = None, plan: Any = None) -> Iterator[tuple[str, str]]:
@@ -74,7 +76,10 @@ def unused_options(config: Any, run: Any = None, plan: Any = None) -> Iterator[t
     """
     for field in config_fields(type(config)):
         conditions = field.metadata.get(ACTIVE_WHEN, ())
-        if not conditions or to_plain(getattr(config, field.name)) == default_of(field):
+        if not conditions:
+            continue
+        value = to_plain(getattr(config, field.name))
+        if value == default_of(field):
             continue
         for condition in conditions:
             if not condition.holds(config, run, plan):
@@ -96,17 +101,22 @@ def to_plain(config: Any, *, given: bool = True) -> Any:
         if config.options is None:
             return config.name
         plain = {"name": config.name, **to_plain(config.options, given=given)}
-        return {**plain, "given": sorted(config.given)} if given else plain
+        if given:
+            plain["given"] = sorted(config.given)
+        return plain
     if attrs.has(type(config)):
-        options = config_fields(type(config))
-        return {
-            option.alias: to_plain(getattr(config, option.name), given=given) for option in options
-        }
+        plain = {}
+        for option in config_fields(type(config)):
+            value = getattr(config, option.name)
+            plain[option.alias] = to_plain(value, given=given)
+        return plain
     if isinstance(config, Mapping):
         return {key: to_plain(value, given=given) for key, value in config.items()}
     if isinstance(config, list | tuple):
         return [to_plain(value, given=given) for value in config]
-    return str(config) if isinstance(config, PurePath) else config
+    if isinstance(config, PurePath):
+        return str(config)
+    return config
 
 
 def leaves(plain: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -49,12 +49,15 @@ def parse_path(text: str) -> Path | None:
     if not re.fullmatch(f"({_PART.pattern})+", text):
         return None
     path: list[str | int] = []
-    for index, quoted, plain in (match.groups() for match in _PART.finditer(text)):
+    for match in _PART.finditer(text):
+        index, quoted, plain = match.groups()
         if index:
             path.append(int(index))
         else:
             path.append(quoted or plain.strip())
-    return None if "" in path else tuple(path)
+    if "" in path:
+        return None
+    return tuple(path)
 
 
 def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Document:
@@ -73,10 +76,12 @@ def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Doc
         above = (*above, key)
         inner = holder.get(key) if isinstance(holder, dict) else holder[key]
         if inner is None:
-            inner = holder[key] = {}
+            inner = {}
+            holder[key] = inner
             origins[above] = origin
         elif isinstance(inner, str):
-            inner = holder[key] = {"name": inner}
+            inner = {"name": inner}
+            holder[key] = inner
             origins[(*above, "name")] = origins.get(above, origin)
         elif not isinstance(inner, dict | list):
             raise Faulty(Fault(above, f"{inner!r} has no key {following!r}"))
@@ -85,7 +90,8 @@ def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Doc
     last = _key_in(holder, path[-1], above)
     holder[last] = value
     changed = (*above, last)
-    kept = {each: old for each, old in origins.items() if each[: len(changed)] != changed}
+    length = len(changed)
+    kept = {each: old for each, old in origins.items() if each[:length] != changed}
     new = {(*changed, *below): origin for below in _paths_in(value)}
     return evolve(document, origins={**kept, **new})
 
@@ -98,7 +104,10 @@ def _key_in(holder: Any, part: str | int, path: Path) -> str | int:
     if isinstance(holder, dict):
         if part in holder:
             return part
-        return next((key for key in holder if str(key) == str(part)), str(part))
+        for key in holder:
+            if str(key) == str(part):
+                return key  # a whole number, which the path writes as text
+        return str(part)
     if not str(part).isdecimal():
         raise Faulty(Fault((*path, part), "a list has items by number, from 0"))
     index = int(part)

@@ -27,13 +27,18 @@ POLICY: Final = "policy"
 def has_policy(spec: Spec) -> bool:
     """Whether the options of a phase include a step policy."""
     cls = options_class(spec)
-    fields = config_fields(cls) if cls is not None else ()
-    for field in fields:
-        # An option called `policy` may be of another type.
+    if cls is None:
+        return False
+    for field in config_fields(cls):
         if field.alias == POLICY:
-            arms = get_args(field.type) if shape_of(field.type) == "union" else (field.type,)
-            return any(shape_of(arm) == "choice" and arm.kind == PolicySpec.kind for arm in arms)
+            return _takes_policy(field.type)
     return False
+
+
+def _takes_policy(t: Any) -> bool:
+    """Whether a policy is a value of the type: an option called ``policy`` may be of another."""
+    arms = get_args(t) if shape_of(t) == "union" else (t,)
+    return any(shape_of(arm) == "choice" and arm.kind == PolicySpec.kind for arm in arms)
 
 
 def write_out_policies(document: Document, registry: Registry) -> Document:
@@ -59,8 +64,9 @@ def write_out_policies(document: Document, registry: Registry) -> Document:
         options = phase[names[0]]
         if not isinstance(options, dict):
             options = {}
-        rest = {key: value for key, value in phase.items() if key not in names}
-        written[index] = {**rest, POLICY: {"name": names[0], **options}}
+        rewritten = {key: value for key, value in phase.items() if key not in names}
+        rewritten[POLICY] = {"name": names[0], **options}
+        written[index] = rewritten
         origins = {_moved(path, source, target): origin for path, origin in origins.items()}
         if line is not None:
             origins[(*target, "name")] = line
@@ -85,7 +91,8 @@ def _policies_in(phase: Any, registry: Registry) -> list[str]:
         return []
     if cls is None:
         return []
-    known = {"name", GIVEN, *(field.alias for field in config_fields(cls))}
+    known = {field.alias for field in config_fields(cls)}
+    known |= {"name", GIVEN}
     others = [key for key in phase if key not in known]
     if not others:
         return []
@@ -96,8 +103,11 @@ def _policies_in(phase: Any, registry: Registry) -> list[str]:
 def _faults_of(
     phase: Mapping[str, Any], names: list[str], path: Path, line: Origin | None
 ) -> list[Fault]:
+    """Return the faults of a phase with the policies ``names``, the first of them at ``path``."""
     faults = []
-    policies = [*names, POLICY] if POLICY in phase else names
+    policies = list(names)
+    if POLICY in phase:
+        policies.append(POLICY)
     if len(policies) > 1:
         listed = " and ".join(map(repr, policies))
         text = f"the phase has several policies, {listed}; keep one of them"

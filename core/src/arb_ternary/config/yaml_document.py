@@ -35,9 +35,9 @@ _SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-_RESOLVERS = [
-    (f"{_TAG}{tag}", re.compile(rf"({pattern})\Z")) for tag, (pattern, _) in _SCALARS.items()
-]
+_RESOLVERS = []
+for _tag, (_pattern, _) in _SCALARS.items():
+    _RESOLVERS.append((f"{_TAG}{_tag}", re.compile(rf"({_pattern})\Z")))
 _RESOLVERS.append((_MERGE, re.compile(r"<<\Z")))
 
 
@@ -112,9 +112,12 @@ def read_yaml(text: str, source: str) -> Document:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = None if mark is None else reader.line(mark)
+        problem = _problem(error)
         context = getattr(error, "context", None)
-        problem = f"{context}: {_problem(error)}" if context else _problem(error)
-        raise_faults([Fault((), f"not valid YAML: {problem}", origin=line)], {}, source)
+        if context:
+            problem = f"{context}: {problem}"
+        fault = Fault((), f"not valid YAML: {problem}", origin=line)
+        raise_faults([fault], {}, source)
     return Document(data, source, reader.origins, tuple(reader.faults.values()))
 
 
@@ -178,7 +181,9 @@ class _Reader:
     def read(self, text: str) -> Any:
         """Return the value of a document; None if it is empty."""
         node = yaml.compose(text, Loader=_Loader)
-        return None if node is None else self.value(node, (), ())
+        if node is None:
+            return None
+        return self.value(node, (), ())
 
     def line(self, mark: Any) -> Origin:
         """Return the line of a mark as an origin."""
@@ -190,19 +195,24 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         is_list = isinstance(node, yaml.SequenceNode)
-        if node.tag != _TAG + ("seq" if is_list else "map"):
+        usual_tag = f"{_TAG}seq" if is_list else f"{_TAG}map"
+        if node.tag != usual_tag:
             self.fault(node, path, f"the tag {node.tag} is not allowed")
         if node in above:
             return self.fault(node, path, "an alias to a value that contains it")
+
         inside = (*above, node)
         if is_list:
-            return [
-                self.value(item, (*path, index), inside) for index, item in enumerate(node.value)
-            ]
+            items = []
+            for index, item in enumerate(node.value):
+                items.append(self.value(item, (*path, index), inside))
+            return items
+
         values = {}
         for key, (key_node, value_node) in self.entries(node, path, inside).items():
-            self.origins[(*path, key)] = self.line(key_node.start_mark)
-            values[key] = self.value(value_node, (*path, key), inside)
+            place = (*path, key)
+            self.origins[place] = self.line(key_node.start_mark)
+            values[key] = self.value(value_node, place, inside)
         return values
 
     def entries(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> _Entries:
@@ -214,9 +224,12 @@ class _Reader:
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
-                is_list = isinstance(value_node, yaml.SequenceNode)
-                merged.extend(value_node.value if is_list else [value_node])
+                if isinstance(value_node, yaml.SequenceNode):
+                    merged += value_node.value
+                else:
+                    merged.append(value_node)
                 continue
+
             key: Any = None
             if isinstance(key_node, yaml.ScalarNode):
                 key = self.scalar(key_node, path)
@@ -228,13 +241,15 @@ class _Reader:
                 self.fault(key_node, (*path, key), message)
             else:
                 found[key] = (key_node, value_node)
+
         for source in merged:
             if not isinstance(source, yaml.MappingNode):
                 self.fault(source, path, "a merge key (<<) needs a mapping, or a list of mappings")
             elif source in above:
                 self.fault(source, path, "an alias to a value that contains it")
             else:
-                found = {**self.entries(source, path, (*above, source)), **found}
+                from_source = self.entries(source, path, (*above, source))
+                found = {**from_source, **found}
         return found
 
     def scalar(self, node: yaml.ScalarNode, path: Path) -> Any:

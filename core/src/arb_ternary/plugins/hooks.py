@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from types import ModuleType
 from typing import Any, Final
 
@@ -25,11 +26,8 @@ _RUN_HOOKS: Final = frozenset(hook.__name__ for hook in hookspecs.RUN_HOOKS)
 
 def specified_in(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """Return the hooks that a module specifies, by name."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name.startswith(PREFIX) and hasattr(value, "arb_ternary_spec")
-    }
+    named = {name: value for name, value in vars(module).items() if name.startswith(PREFIX)}
+    return {name: value for name, value in named.items() if hasattr(value, "arb_ternary_spec")}
 
 
 def group_of(hook: Callable[..., Any]) -> str:
@@ -53,9 +51,12 @@ class PluginFault(Exception):
 
 def describe_exception(error: BaseException) -> str:
     """Return an exception on one line: its class and the first line of its message."""
+    name = type(error).__name__
     message = error.what if isinstance(error, ArbError) else str(error)
     lines = message.strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if not lines:
+        return name
+    return f"{name}: {lines[0]}"
 
 
 @contextmanager
@@ -92,8 +93,10 @@ class HookManager(pluggy.PluginManager):
         """Return the options of a hook implementation, or None; see pluggy."""
         # Most names of a module are no functions. Leaving them out here saves pluggy's look-up,
         # which is slow because it also serves objects that compute their attributes.
-        if isinstance(plugin, ModuleType) and not inspect.isroutine(vars(plugin).get(name)):
-            return None
+        if isinstance(plugin, ModuleType):
+            value = vars(plugin).get(name)
+            if not inspect.isroutine(value):
+                return None
         return super().parse_hookimpl_opts(plugin, name)
 
     def implementations(self, plugin: object) -> dict[str, Any]:
@@ -102,7 +105,8 @@ class HookManager(pluggy.PluginManager):
         for attribute in dir(plugin):
             options = self.parse_hookimpl_opts(plugin, attribute)
             if options is not None:
-                found[options.get("specname") or attribute] = options
+                hook = options.get("specname") or attribute
+                found[hook] = options
         return found
 
     def check(self, plugin: object) -> None:
@@ -120,7 +124,9 @@ class HookManager(pluggy.PluginManager):
             if hook in self.specifications or options.get("optionalhook"):
                 continue
             close = nearest(hook, names)
-            suggestion = f"did you mean {close!r}?" if close else f"hooks: {', '.join(names)}"
+            suggestion = f"hooks: {', '.join(names)}"
+            if close:
+                suggestion = f"did you mean {close!r}?"
             raise PluginFault(f"no hook is called {hook!r}; {suggestion}")
         for hook in names:
             if hook not in found and callable(getattr(plugin, hook, None)):
@@ -154,9 +160,8 @@ class PluginHooks(HookManager):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            hook for name, hook in specified_in(hookspecs).items() if name not in _RUN_HOOKS
-        )
+        hooks = specified_in(hookspecs)
+        super().__init__(hook for name, hook in hooks.items() if name not in _RUN_HOOKS)
         self.kinds: dict[str, type[Spec]] = {kind.kind: kind for kind in KINDS}
 
     # --- hooks and kinds that plugins add
@@ -173,8 +178,8 @@ class PluginHooks(HookManager):
         scout = HookManager([hookspecs.arb_register_hooks, hookspecs.arb_register_kinds])
         with as_faults():
             scout.register(plugin)
-            modules = [item for found in scout.call_alone(plugin, _HOOKS_HOOK) for item in found]
-            kinds = [item for found in scout.call_alone(plugin, _KINDS_HOOK) for item in found]
+            modules = list(chain.from_iterable(scout.call_alone(plugin, _HOOKS_HOOK)))
+            kinds = list(chain.from_iterable(scout.call_alone(plugin, _KINDS_HOOK)))
         return modules, kinds
 
     def add_hooks(self, modules: Sequence[Any]) -> None:
@@ -199,9 +204,7 @@ class PluginHooks(HookManager):
     def add_kinds(self, kinds: Sequence[Any]) -> None:
         """Let plugins register components of these kinds."""
         for kind in kinds:
-            own = vars(kind) if isinstance(kind, type) and issubclass(kind, Spec) else {}
-            is_complete = own.keys() >= {"kind", "hook", "noun"}
-            if not is_complete or not kind.hook.startswith(REGISTRATION_PREFIX):
+            if not _is_kind(kind):
                 raise PluginFault(
                     f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with "
                     f"a kind, a noun, and a hook {REGISTRATION_PREFIX}...",
@@ -210,7 +213,8 @@ class PluginHooks(HookManager):
                 raise PluginFault(f"there is a kind {kind.kind!r} already")
             self._refuse_taken(kind.hook)
         self.specify(_hook_of(kind) for kind in kinds)
-        self.kinds.update((kind.kind, kind) for kind in kinds)
+        for kind in kinds:
+            self.kinds[kind.kind] = kind
 
     def _refuse_taken(self, hook: str) -> None:
         if hook in self.specifications or hook in _RUN_HOOKS:
@@ -255,15 +259,23 @@ class PluginHooks(HookManager):
             items: list[Any] = []
             for result in self.call_alone(plugin, hook):
                 if not isinstance(result, Sequence) or isinstance(result, str):
-                    wanted = f" of {classes[hook].__name__}" if hook in classes else ""
-                    raise PluginFault(
-                        f"{hook} returned {result!r}; it must return a sequence{wanted}"
-                    )
+                    wanted = "a sequence"
+                    if hook in classes:
+                        wanted = f"a sequence of {classes[hook].__name__}"
+                    raise PluginFault(f"{hook} returned {result!r}; it must return {wanted}")
                 items.extend(result)
             if hook in classes:
                 _check_specs(hook, classes[hook], items)
             collected[hook] = tuple(items)
         return collected
+
+
+def _is_kind(kind: Any) -> bool:
+    """Whether an object is a class of specs that states its kind, noun and hook itself."""
+    if not isinstance(kind, type) or not issubclass(kind, Spec):
+        return False
+    stated = vars(kind).keys()
+    return stated >= {"kind", "hook", "noun"} and kind.hook.startswith(REGISTRATION_PREFIX)
 
 
 def _hook_of(kind: type[Spec]) -> Callable[..., Any]:

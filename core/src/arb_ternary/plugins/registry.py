@@ -66,7 +66,9 @@ class Registry:
                 f"known: {', '.join(self.kinds)}",
             )
         claims = self.claims(kind, name)
-        return next((claim for claim in claims if claim.reserved or len(claims) == 1), None)
+        if len(claims) == 1:
+            return claims[0]
+        return next((claim for claim in claims if claim.reserved), None)
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The usable names of a kind, sorted."""
@@ -74,13 +76,19 @@ class Registry:
 
     def all(self, kind: str) -> tuple[Registered, ...]:
         """The usable components of a kind, sorted by name."""
-        names = sorted(name for known, name in self._claims if known == kind)
-        usable = (self.find(kind, name) for name in names)
-        return tuple(found for found in usable if found is not None)
+        usable = []
+        for known, name in sorted(self._claims):
+            found = self.find(kind, name) if known == kind else None
+            if found is not None:
+                usable.append(found)
+        return tuple(usable)
 
     def everything(self) -> tuple[Registered, ...]:
         """The components of every kind, including names that several plugins provide."""
-        return tuple(found for record in self.records for found in record.components)
+        found: list[Registered] = []
+        for record in self.records:
+            found += record.components
+        return tuple(found)
 
     def claims(self, kind: str, name: str) -> Sequence[Registered]:
         """The components of that kind and name: several if plugins are in conflict."""
@@ -88,9 +96,11 @@ class Registry:
 
     def results(self, hook: str) -> tuple[tuple[PluginRecord, Any], ...]:
         """Every item that plugins returned from a registration hook, with its plugin."""
-        return tuple(
-            (record, item) for record in self.records for item in record.results.get(hook, ())
-        )
+        found: list[tuple[PluginRecord, Any]] = []
+        for record in self.records:
+            items = record.results.get(hook, ())
+            found.extend((record, item) for item in items)
+        return tuple(found)
 
     def by_name(self, hook: str) -> dict[str, Any]:
         """The items that plugins returned from a registration hook, by their ``name``, sorted.
@@ -98,26 +108,30 @@ class Registry:
         Raises:
             EnvironmentProblem: two plugins return items of the same name.
         """
-        found: dict[str, tuple[PluginRecord, Any]] = {}
+        items: dict[str, Any] = {}
+        providers: dict[str, PluginRecord] = {}
         for record, item in self.results(hook):
-            if item.name in found:
-                rivals = [found[item.name][0], record]
-                raise _contested(f"{hook}: {item.name!r}", rivals)
-            found[item.name] = record, item
-        return {name: found[name][1] for name in sorted(found)}
+            name = item.name
+            if name in items:
+                raise _contested(f"{hook}: {name!r}", [providers[name], record])
+            items[name] = item
+            providers[name] = record
+        return dict(sorted(items.items(), key=lambda entry: entry[0]))
 
     # --- what is missing
 
     def not_installed(self, kind: str) -> dict[str, str]:
         """Announced components of a kind that are not installed, each with its distribution."""
-        installed = {
-            canonical(record.distribution) for record in self.records if record.distribution
-        }
-        return {
-            entry.removeprefix(f"{kind}."): distribution
-            for entry, distribution in sorted(announced().items())
-            if entry.startswith(f"{kind}.") and distribution not in installed
-        }
+        installed = set()
+        for record in self.records:
+            if record.distribution:
+                installed.add(canonical(record.distribution))
+        prefix = f"{kind}."
+        absent = {}
+        for entry, distribution in sorted(announced().items()):
+            if entry.startswith(prefix) and distribution not in installed:
+                absent[entry.removeprefix(prefix)] = distribution
+        return absent
 
     def problem(
         self, kind: str, name: str, unusable: Mapping[str, str] = MappingProxyType({})
@@ -159,7 +173,8 @@ class Registry:
             owners = [each for each in self.records if canonical(each.distribution or "") == source]
             if not owners:
                 return EnvironmentProblem(
-                    f"{noun} {name!r} is not installed", f"pip install {source}"
+                    f"{noun} {name!r} is not installed",
+                    f"pip install {source}",
                 )
             unloaded_owners = [owner for owner in owners if owner in unloaded]
             if unloaded_owners:
@@ -172,10 +187,14 @@ class Registry:
             return _may_come_from(noun, name, failed)
 
         available = [each for each in names if each not in unusable]
-        hint = [f"did you mean {close!r}?"] if close else []
+        hint = []
+        if close:
+            hint.append(f"did you mean {close!r}?")
         hint.append(f"available: {', '.join(available) or 'none'}")
-        hint.extend(f"unavailable: {other} ({reason})" for other, reason in unusable.items())
-        hint.extend(f"not installed: {other} (pip install {absent[other]})" for other in absent)
+        for other, reason in unusable.items():
+            hint.append(f"unavailable: {other} ({reason})")
+        for other, distribution in absent.items():
+            hint.append(f"not installed: {other} (pip install {distribution})")
         hint.extend(f"not loaded: {_state_of(record)}" for record in unloaded)
         if not known:
             hint.append(f"pip install {USUAL_PARTS} brings the program's usual parts")
@@ -184,6 +203,7 @@ class Registry:
 
 def _contested(what: str, rivals: Sequence[PluginRecord]) -> EnvironmentProblem:
     """Return the error for a name that several plugins provide."""
+    # The user is advised to disable one: an installed one rather than a file.
     installed = [rival for rival in rivals if rival.distribution]
     last = (installed or rivals)[-1].name
     described = " and ".join(rival.described for rival in rivals)
@@ -200,8 +220,10 @@ def _state_of(record: PluginRecord) -> str:
 
 
 def _may_come_from(noun: str, name: str, suspects: Sequence[PluginRecord]) -> ArbError:
+    """Return the error for a name that plugins that are not loaded may provide."""
     what = " or from ".join(_state_of(suspect) for suspect in suspects)
     names = " ".join(suspect.name for suspect in suspects)
     return EnvironmentProblem(
-        f"{noun} {name!r} may come from {what}", f"see: arb plugins show {names}"
+        f"{noun} {name!r} may come from {what}",
+        f"see: arb plugins show {names}",
     )
