@@ -196,9 +196,9 @@ def test_votes_are_not_cast_inside_of_distributed_data_parallel(tmp_path: Path) 
     )
     try:
         model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), layer))
-        with pytest.raises(UsageProblem, match="those of rank 0") as told:
+        with pytest.raises(UsageProblem, match="those of rank 0") as error:
             model(torch.ones(2, 8))
-        assert "torchrun --nproc_per_node N -m arb_ternary train CONFIG" in told.value.hint
+        assert "torchrun --nproc_per_node N -m arb_ternary train CONFIG" in error.value.hint
         # Evaluated or frozen it casts none, and outside the wrapper nothing is changed.
         with torch.no_grad():
             model(torch.ones(2, 8))

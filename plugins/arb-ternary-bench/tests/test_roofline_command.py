@@ -82,7 +82,7 @@ class Backend:
     kernels = dict.fromkeys(REQUIRED_OPS, print)
 
     def measured(self, op, rows, shape, integer):
-        return TOLD
+        return ANSWER
 
 def build():
     return Backend()
@@ -94,8 +94,8 @@ def test_measured_times_are_listed_fastest_first(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, seconds in (("slow", 4e-5), ("fast", 1.25e-5), ("idle", None)):
-        told = None if seconds is None else {"seconds": seconds, "shape": [16, 4096, 4096]}
-        source = BACKEND.replace("NAME", name).replace("TOLD", repr(told))
+        answer = None if seconds is None else {"seconds": seconds, "shape": [16, 4096, 4096]}
+        source = BACKEND.replace("NAME", name).replace("ANSWER", repr(answer))
         install_fake_plugin(
             tmp_path,
             f"arb-{name}",

@@ -139,10 +139,10 @@ def test_fsdp_sets_options_of_the_run(config: RunConfig) -> None:
     ],
 )
 def test_unsupported_options_are_refused(options: dict[str, Any], what: str, hint: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         DistributedConfig(**options)
-    assert what in told.value.what
-    assert hint in told.value.hint
+    assert what in error.value.what
+    assert hint in error.value.hint
 
 
 def test_rank_and_size_are_known_before_the_group_exists(

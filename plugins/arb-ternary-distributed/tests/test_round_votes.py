@@ -173,10 +173,10 @@ def test_a_vote_of_three_values_takes_1_6_bits(
         # at the end.
         others = [slice_of(rows, 1 - rank) for rows in [IDS, *[WIDTH] * 2 * BLOCKS, IDS]]
         votes = sum(digits(rows * WIDTH, 5) + rows for rows in others)
-        told = 4 * (2 * BLOCKS + 2 * (BLOCKS - 1) + 2 + 2 * BLOCKS)
+        announced = 4 * (2 * BLOCKS + 2 * (BLOCKS - 1) + 2 + 2 * BLOCKS)
         rounds = MICROBATCHES // 2
         # micro-batch 2 has cast nothing
-        assert found["sent"] == rounds * (votes + told) - (votes if rank == 0 else 0)
+        assert found["sent"] == rounds * (votes + announced) - (votes if rank == 0 else 0)
 
 
 def slice_of(rows: int, rank: int) -> int:

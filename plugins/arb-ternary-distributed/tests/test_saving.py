@@ -113,7 +113,7 @@ def refused(*_: Any) -> Any:
 def test_lost_micro_batches_keep_their_index(
     two_ranks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = two_ranks[0]
+    reports = two_ranks[0]
     folder = two_ranks[1] / "test_saving"
     monkeypatch.setattr(TrainingLoop, "loss", lossy)
     wanted = [
@@ -122,7 +122,7 @@ def test_lost_micro_batches_keep_their_index(
     ]
     assert wanted[0] == ("", "")
     assert wanted[1][0] == "step 2: 2 micro-batches in a row had no finite loss; the last was nan"
-    for each in told:
+    for each in reports:
         assert each["test_saving"][0] == wanted
     for one, two in (("one", "two"), ("given-up", "diverged")):
         files = {path.relative_to(folder / one) for path in (folder / one).glob("checkpoints/*/*")}
@@ -176,9 +176,9 @@ def test_all_ranks_save_if_rank_0_has_made_progress() -> None:
 
 
 def test_a_full_disk_ends_all_ranks(two_ranks: Any) -> None:
-    told = two_ranks[0]
+    reports = two_ranks[0]
     folder = two_ranks[1] / "test_saving"
-    first, second = (each["test_saving"][1] for each in told)
+    first, second = (each["test_saving"][1] for each in reports)
     assert first == second
     for point, (what, hint) in first.items():
         store = folder / point.replace(" ", "-") / "checkpoints"
@@ -191,9 +191,9 @@ def test_a_full_disk_ends_all_ranks(two_ranks: Any) -> None:
 def test_pieces_are_the_whole_model(
     two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = two_ranks[0]
+    reports = two_ranks[0]
     folder = two_ranks[1] / "test_saving"
-    assert [each["test_saving"][2][0] for each in told] == [("", "")] * 2
+    assert [each["test_saving"][2][0] for each in reports] == [("", "")] * 2
     pieces, whole = (folder / name / "checkpoints/step-00000004" for name in ("pieces", "two"))
     files = {path.name for path in pieces.iterdir()}
     assert {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"} < files
@@ -221,9 +221,9 @@ def test_pieces_are_the_whole_model(
 
 
 def test_a_failed_piece_ends_all_ranks_and_names_the_rank(two_ranks: Any) -> None:
-    told = two_ranks[0]
+    reports = two_ranks[0]
     folder = two_ranks[1] / "test_saving"
-    (_, early, one), other = (each["test_saving"][2] for each in told)
+    (_, early, one), other = (each["test_saving"][2] for each in reports)
     assert other[1:] == [early, one]
     assert "No space left on device" in early[0]
     assert "rank 1: " in one[0]

@@ -85,7 +85,7 @@ def on_rank(world: World, _folder: Path) -> Any:
 
 
 def test_sums_over_two_ranks_are_bitwise_those_of_one(two_ranks: Any) -> None:
-    check([told["test_sums"] for told in two_ranks[0]])
+    check([report["test_sums"] for report in two_ranks[0]])
 
 
 @pytest.mark.slow

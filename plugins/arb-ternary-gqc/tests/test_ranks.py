@@ -141,7 +141,7 @@ def test_ranks_with_local_draws_stay_together(
 
 def test_parameters_without_gradient_on_one_rank(tmp_path: Path) -> None:
     from arb_ternary_gqc.gradients import Gradients
-    from arb_ternary_gqc.ranks import Ranks
+    from arb_ternary_gqc.process_group import ProcessGroup
 
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/r", rank=0, world_size=1
@@ -151,7 +151,9 @@ def test_parameters_without_gradient_on_one_rank(tmp_path: Path) -> None:
         unreached = nn.Parameter(torch.zeros(2))
         reached.grad = torch.ones(2)
         gradients = Gradients.take([reached, unreached], ())
-        Ranks(torch.distributed.group.WORLD, "cpu", True).average(gradients, [reached, unreached])
+        ProcessGroup(torch.distributed.group.WORLD, "cpu", True).average(
+            gradients, [reached, unreached]
+        )
         assert torch.equal(gradients.floats[reached], torch.ones(2))
         assert unreached not in gradients.floats
         votes = SignVotes({"layer": TernaryLinear(32, 4, group_size=32)})

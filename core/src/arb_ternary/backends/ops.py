@@ -51,7 +51,9 @@ def quantize_gradient(
 
 @quantize_gradient.register_fake
 def _(grad: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(grad, dtype=torch.int8), grad.new_empty((), dtype=torch.float32)
+    q = torch.empty_like(grad, dtype=torch.int8)
+    scale = grad.new_empty((), dtype=torch.float32)
+    return q, scale
 
 
 @op()
@@ -193,7 +195,9 @@ def linear(
         q, scale = kernel(state.backend, "quantize_rows")(x)
         return run(q, scale, state.weight, state.exponent, bias, shape, x.dtype), q, scale
     y = run(x, None, state.weight, state.exponent, bias, shape, x.dtype)
-    return y, x.new_empty(0, dtype=torch.int8), x.new_empty(0, dtype=torch.float32)
+    no_rows = x.new_empty(0, dtype=torch.int8)
+    no_scales = x.new_empty(0, dtype=torch.float32)
+    return y, no_rows, no_scales
 
 
 @linear.register_fake
@@ -202,7 +206,9 @@ def _(
 ) -> tuple[Tensor, ...]:
     kept = x.shape if activations == "int8" else (0,)
     y = x.new_empty((x.shape[0], state.sizes[0]))
-    return y, x.new_empty(kept, dtype=torch.int8), x.new_empty(kept[:1], dtype=torch.float32)
+    q = x.new_empty(kept, dtype=torch.int8)
+    scale = x.new_empty(kept[:1], dtype=torch.float32)
+    return y, q, scale
 
 
 def _linear_setup(
@@ -222,7 +228,8 @@ def _linear_setup(
     ctx.x_dtype = x.dtype
     ctx.activations = activations
     ctx.gradients = gradients
-    ctx.save_for_backward(q if activations == "int8" else x, scale, state.weight, state.exponent)
+    rows = q if activations == "int8" else x
+    ctx.save_for_backward(rows, scale, state.weight, state.exponent)
     # Accumulators are not saved: backward mutates them, and a module that is used twice in one
     # graph must not trip the version check.
     ctx.state = state
@@ -344,7 +351,9 @@ def embedding(
     """Rows ``W[ids]`` for ``ids [M]``: ``[M, K]`` in ``dtype``; only those rows are decoded."""
     shape = state.shape
     # The host waits for the device here.
-    low, high = map(int, ids.aminmax()) if ids.numel() else (0, 0)
+    low = high = 0
+    if ids.numel():
+        low, high = map(int, ids.aminmax())
     if low < 0 or high >= max(1, shape.out_features):
         raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {low}..{high}")
     rows: Tensor = kernel(state.backend, "embedding")(

@@ -116,7 +116,8 @@ def candidates(device: str = "cpu") -> tuple[Candidate, ...]:
                 result.last_resort,
             )
         )
-    return tuple(sorted(found, key=lambda one: (one.last_resort, -one.spec.priority, one.name)))
+    found.sort(key=lambda one: (one.last_resort, -one.spec.priority, one.name))
+    return tuple(found)
 
 
 def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection:
@@ -148,13 +149,14 @@ def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection
             return Selection(name, request.source, tuple(rejected), result.reason)
         rejected.append((name, result.reason))
 
-    usable = [candidate.name for candidate in candidates(request.device) if candidate.usable]
-    reasons = "; ".join(
-        f"backend {name!r} cannot be used on {request.device}: {reason}"
-        for name, reason in rejected
-    )
+    device = request.device
+    reasons = [
+        f"backend {name!r} cannot be used on {device}: {reason}" for name, reason in rejected
+    ]
+    usable = [candidate.name for candidate in candidates(device) if candidate.usable]
     raise EnvironmentProblem(
-        f"{request.source}: {reasons}", f"usable on {request.device}: {', '.join(usable) or 'none'}"
+        f"{request.source}: {'; '.join(reasons)}",
+        f"usable on {device}: {', '.join(usable) or 'none'}",
     )
 
 
@@ -170,7 +172,9 @@ def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:
 
     best = usable[0]
     why = f"highest priority ({best.spec.priority})"
-    preferred = opinion(request, [candidate.name for candidate in usable]) if opinion else None
+    preferred = None
+    if opinion is not None:
+        preferred = opinion(request, [candidate.name for candidate in usable])
     if preferred is not None:
         observer, choice = preferred
         best = next(candidate for candidate in usable if candidate.name == choice)
@@ -192,7 +196,8 @@ def _parse(request: BackendRequest) -> tuple[str, ...]:
     """Return the names in a request, lower-case, each once; ``(AUTO,)`` for an empty request."""
     if not request.value.strip():
         return (AUTO,)
-    names = tuple(dict.fromkeys(part.strip().lower() for part in request.value.split(",")))
+    parts = request.value.lower().split(",")
+    names = tuple(dict.fromkeys(part.strip() for part in parts))
     if "" in names:
         raise UsageProblem(
             f"{request.source}: {request.value!r} has an empty name between its commas"
@@ -303,7 +308,11 @@ def use_backend(name: str) -> Iterator[str]:
         raise UsageProblem(f"use_backend: {name!r} is not the name of one backend")
     registered = manager().registry.find("backend", names[0])
     devices = registered.spec.devices if registered else ()
-    served = next((device for device in devices if _probe_named(names[0], device).usable), "cpu")
+    served = "cpu"
+    for device in devices:
+        if _probe_named(names[0], device).usable:
+            served = device
+            break
     selection = select(BackendRequest(name, "use_backend", served))
     token = _innermost.set(selection.name)
     try:

@@ -19,7 +19,7 @@ _COLUMNS = ("status", "priority", "distribution", "devices", "reason")
 @device_option
 @as_json
 def list_backends(device: str, as_json: bool) -> None:
-    """Every backend, whether it can be used on the device, and why (not)."""
+    """List every backend, whether it can be used on the device, and why (not)."""
     rows = describe_backends(device)
     if as_json:
         print_json(rows)

@@ -106,17 +106,22 @@ def show(
     if spec.resolve is not None:
         loaded = load_target(f"document '{spec.name}':", spec.resolve)(loaded)
     plain = to_plain(loaded.config, given=False)
-    rows = [(show_path(where), value, str(loaded.origins[where])) for where, value in leaves(plain)]
+    if not origin:
+        if as_json:
+            print_json(plain)
+        else:
+            click.echo(dump_yaml(plain), nl=False)
+        return
+
+    settings = [
+        {"path": show_path(path), "value": value, "origin": str(loaded.origins[path])}
+        for path, value in leaves(plain)
+    ]
     if as_json:
-        keys = ("path", "value", "origin")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows] if origin else plain)
-    elif origin:
-        print_table(
-            ("setting", "value", "origin"),
-            [(where, dump_inline(value), text) for where, value, text in rows],
-        )
-    else:
-        click.echo(dump_yaml(plain), nl=False)
+        print_json(settings)
+        return
+    rows = [(each["path"], dump_inline(each["value"]), each["origin"]) for each in settings]
+    print_table(("setting", "value", "origin"), rows)
 
 
 @click.command("validate")
@@ -134,13 +139,16 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
     except (ConfigError, EnvironmentProblem) as error:
         if not as_json:
             raise
-        faults = [fault.to_json() for fault in error.faults or [Fault((), error.what, error.hint)]]
-        print_json({"path": str(path), "valid": False, "faults": faults})
+        faults = error.faults or [Fault((), error.what, error.hint)]
+        described = [fault.to_json() for fault in faults]
+        print_json({"path": str(path), "valid": False, "faults": described})
         click.get_current_context().exit(error.exit_code)
     if as_json:
         print_json({"path": str(path), "valid": True, "faults": []})
+    elif loaded.summary:
+        click.echo(f"{path}: valid: {loaded.summary}")
     else:
-        click.echo(": ".join(part for part in (str(path), "valid", loaded.summary) if part))
+        click.echo(f"{path}: valid")
 
 
 @click.command("schema")
@@ -152,8 +160,10 @@ def schema(document: str | None, compact: bool) -> None:
     from arb_ternary.config.schema import json_schema
 
     spec = document_called(document)
-    found = json_schema(load_target(f"document '{spec.name}':", spec.config), manager().registry)
-    click.echo(json.dumps(found, indent=None if compact else 2, ensure_ascii=False))
+    cls = load_target(f"document '{spec.name}':", spec.config)
+    found = json_schema(cls, manager().registry)
+    indent = None if compact else 2
+    click.echo(json.dumps(found, indent=indent, ensure_ascii=False))
 
 
 def _load(spec: DocumentSpec, path: Path, overrides: tuple[str, ...]) -> LoadedConfig[Any]:

@@ -137,13 +137,16 @@ def _backend(device: str, problems: list[ArbError]) -> tuple[dict[str, Any], str
     source = f"{request.value!r} from {request.source}"
     if request.source == "default":
         source = "auto"
-    return facts, f"{facts['name'] or 'none'} on {device}, {source}: {facts['reason']}"
+    name = facts["name"] or "none"
+    return facts, f"{name} on {device}, {source}: {facts['reason']}"
 
 
 def _versions(*, every: bool) -> dict[str, str]:
     """Return the versions of the distributions that matter, or of all."""
-    # The first on the path is the one that is imported.
-    found = {each.name: each.version for each in reversed(list(distributions())) if each.name}
+    found: dict[str, str] = {}
+    for each in distributions():
+        if each.name:
+            found.setdefault(each.name, each.version)  # the first on the path is imported
     if every:
         return dict(sorted(found.items(), key=lambda item: item[0].lower()))
     wanted = [*_LIBRARIES]
@@ -176,5 +179,7 @@ def _print_text(lines: dict[str, str], facts: dict[str, Any]) -> None:
 
 def _print_rows(kind: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     """Print some columns of rows as a table that begins with their names."""
-    print_table((kind, *columns), [[row[column] for column in ("name", *columns)] for row in rows])
+    keys = ("name", *columns)
+    cells = [[row[key] for key in keys] for row in rows]
+    print_table((kind, *columns), cells)
     click.echo()

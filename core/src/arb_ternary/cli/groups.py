@@ -52,7 +52,8 @@ class RegistryGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the section "Commands", from the specs."""
-        rows = [(name, found.spec.summary) for name, found in self.registered().items()]
+        commands = self.registered()
+        rows = [(name, found.spec.summary) for name, found in commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return _interrupted()
-    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+    # Outside the standalone mode, click returns what the command returned.
+    is_exit_code = isinstance(result, int) and not isinstance(result, bool)
+    return result if is_exit_code else 0
 
 
 def _interrupted() -> int:

@@ -17,7 +17,7 @@ from arb_ternary.plugins.record import PluginRecord
 @click.command("list")
 @as_json
 def list_plugins(as_json: bool) -> None:
-    """Every plugin that was found, with its status and what it provides."""
+    """List every plugin that was found, with its status and what it provides."""
     records = manager().records
     if as_json:
         print_json([record.to_json() for record in records])
@@ -35,14 +35,15 @@ def _provided(record: PluginRecord) -> str:
     names: dict[str, list[str]] = {}
     for found in record.components:
         names.setdefault(found.kind, []).append(found.name)
-    return "; ".join(f"{kind} {', '.join(listed)}" for kind, listed in names.items())
+    parts = [f"{kind} {', '.join(listed)}" for kind, listed in names.items()]
+    return "; ".join(parts)
 
 
 @click.command("show")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @as_json
 def show(names: tuple[str, ...], as_json: bool) -> None:
-    """Everything about a plugin: status and reason, facts, hooks and components."""
+    """Show everything about a plugin: status and reason, facts, hooks and components."""
     records = [record for name in names for record in manager().records_called(name)]
     facts = [_facts(record) for record in records]
     if as_json:
@@ -82,7 +83,7 @@ def _facts(record: PluginRecord) -> dict[str, Any]:
 @click.command("hooks")
 @as_json
 def hooks(as_json: bool) -> None:
-    """Every hook that a plugin or a tracker can implement."""
+    """List every hook that a plugin or a tracker can implement."""
     facts = []
     rows = []
     for hook in manager().hooks:
@@ -91,7 +92,9 @@ def hooks(as_json: bool) -> None:
         arguments = list(inspect.signature(hook).parameters)
         text = inspect.getdoc(hook) or ""
         facts.append({"name": name, "group": group, "arguments": arguments, "documentation": text})
-        rows.append((f"{name}({', '.join(arguments)})", group, text.partition("\n")[0]))
+        call = f"{name}({', '.join(arguments)})"
+        summary = text.partition("\n")[0]
+        rows.append((call, group, summary))
     if as_json:
         print_json(facts)
     else:

@@ -45,7 +45,9 @@ class Choice(Generic[S]):
     spec: S
 
     def __class_getitem__(cls, spec: Any) -> Any:
-        return choice_of(spec) if isinstance(spec, type) and issubclass(spec, Spec) else cls
+        if isinstance(spec, type) and issubclass(spec, Spec):
+            return choice_of(spec)
+        return cls
 
     def build(self, *args: Any) -> Any:
         """Call the factory as ``factory(options, *args)``.
@@ -53,7 +55,8 @@ class Choice(Generic[S]):
         Raises:
             EnvironmentProblem, ComponentError: the factory cannot be imported, or does not exist.
         """
-        return load_target(f"{self.kind} '{self.name}':", self.spec.target)(self.options, *args)
+        factory = load_target(f"{self.kind} '{self.name}':", self.spec.target)
+        return factory(self.options, *args)
 
 
 _classes: dict[type, type[Choice[Any]]] = {}
@@ -62,8 +65,9 @@ _classes: dict[type, type[Choice[Any]]] = {}
 def choice_of(spec: type[Spec]) -> type[Choice[Any]]:
     """Return ``Choice[spec]``, for a kind that is known at run time only."""
     if spec not in _classes:
+        name = f"{spec.__name__.removesuffix('Spec')}Choice"
         facts = {"kind": spec.kind, "noun": spec.noun, "__module__": __name__, "__slots__": ()}
-        _classes[spec] = type(f"{spec.__name__.removesuffix('Spec')}Choice", (Choice,), facts)
+        _classes[spec] = type(name, (Choice,), facts)
     return _classes[spec]
 
 

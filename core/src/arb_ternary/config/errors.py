@@ -106,15 +106,17 @@ def raise_faults(faults: Iterable[Fault], origins: Mapping[Path, Origin], source
     located: dict[Fault, tuple[int, int]] = {}  # each fault once, with its place in the order
     for fault in faults:
         origin = fault.origin or find_origin(origins, fault.path) or whole
-        located[evolve(fault, origin=origin)] = (_ORDER.index(origin.kind), origin.order)
+        complete = evolve(fault, origin=origin)
+        located[complete] = (_ORDER.index(origin.kind), origin.order)
     ordered = sorted(located, key=lambda fault: located[fault])
 
     lines = [str(fault) for fault in ordered]
     if len(lines) > 1:
         count = f"{len(lines)} faults"
         lines.insert(0, f"{source}: {count}" if source else count)
-    hint = "\n".join(dict.fromkeys(fault.hint for fault in ordered if fault.hint))
+    hints = dict.fromkeys(fault.hint for fault in ordered if fault.hint)
     in_environment = all(fault.environment for fault in ordered)
-    error = (EnvironmentProblem if in_environment else ConfigError)("\n".join(lines), hint)
+    kind = EnvironmentProblem if in_environment else ConfigError
+    error = kind("\n".join(lines), "\n".join(hints))
     error.faults = ordered
     raise error

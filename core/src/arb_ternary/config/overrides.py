@@ -104,6 +104,7 @@ def _key_in(holder: Any, part: str | int, path: Path) -> str | int:
     if isinstance(holder, dict):
         if part in holder:
             return part
+        key: str | int
         for key in holder:
             if str(key) == str(part):
                 return key  # a whole number, which the path writes as text

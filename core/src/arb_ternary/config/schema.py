@@ -93,7 +93,8 @@ class _Builder:
                 count = len(items)
                 return {"type": "array", "prefixItems": items, "minItems": count, "items": False}
             case "list":
-                return {"type": "array", "items": self.type(arguments[0] if arguments else Any)}
+                item = arguments[0] if arguments else Any
+                return {"type": "array", "items": self.type(item)}
             case "mapping":
                 key, value = arguments or (str, Any)
                 schema: dict[str, Any] = {"type": "object"}
@@ -104,29 +105,36 @@ class _Builder:
             case "choice":
                 return self.refer(t.kind, lambda: self.kind(t.kind))
             case "class":
-                return self.refer(f"{t.__module__}.{t.__qualname__}", lambda: self.mapping(t))
-        return {"type": _SCALARS[t]} if t in _SCALARS else {}
+                name = f"{t.__module__}.{t.__qualname__}"
+                return self.refer(name, lambda: self.mapping(t))
+        if t in _SCALARS:
+            return {"type": _SCALARS[t]}
+        return {}
 
     def kind(self, kind: str) -> dict[str, Any]:
         """Return the schema of any component of a kind: a mapping, or a name alone.
 
         A name alone is allowed if the component has no required options.
         """
-        names = self.registry.names(kind)
-        forms = [
-            self.refer(f"{kind}.{name}", functools.partial(self.component, kind, name))
-            for name in names
-        ]
-        bare = [
-            name for name in names if self.definitions[f"{kind}.{name}"]["required"] == ["name"]
-        ]
+        forms = []
+        bare = []
+        for name in self.registry.names(kind):
+            definition = f"{kind}.{name}"
+            build = functools.partial(self.component, kind, name)
+            forms.append(self.refer(definition, build))
+            if self.definitions[definition]["required"] == ["name"]:
+                bare.append(name)
         return {"anyOf": [{"enum": bare}, *forms]}
 
     def component(self, kind: str, name: str) -> dict[str, Any]:
         """Return the schema of a component, with its name."""
         spec = self.registry.get(kind, name).spec
         properties: dict[str, Any] = {"name": {"const": name}}
-        schema: dict[str, Any] = {"type": "object", "properties": properties, "required": ["name"]}
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": properties,
+            "required": ["name"],
+        }
         try:
             cls = options_class(spec)
         except ArbError as error:
@@ -143,17 +151,17 @@ class _Builder:
 
     def policies(self) -> dict[str, Any]:
         """Return the schemas of policies in their short form (``config.short_forms``)."""
-        return {
-            name: {"anyOf": [{"type": "null"}, self.short_form(name)]}
-            for name in self.registry.names(PolicySpec.kind)
-        }
+        schemas = {}
+        for name in self.registry.names(PolicySpec.kind):
+            schemas[name] = {"anyOf": [{"type": "null"}, self.short_form(name)]}
+        return schemas
 
     def short_form(self, policy: str) -> dict[str, Any]:
         """Return the schema of the options of a policy, without its name."""
         schema = self.component(PolicySpec.kind, policy)
-        properties = {
-            key: value for key, value in schema["properties"].items() if key not in ("name", GIVEN)
-        }
+        properties = dict(schema["properties"])
+        properties.pop("name")
+        properties.pop(GIVEN, None)
         required = [key for key in schema["required"] if key != "name"]
         return {**schema, "properties": properties, "required": required}
 
@@ -171,7 +179,10 @@ def _rules(validator: Any) -> list[dict[str, Any]]:
     if isinstance(validator, Rule):
         return [dict(validator.schema)]
     if hasattr(validator, "_validators"):
-        return [rule for part in validator._validators for rule in _rules(part)]
+        rules = []
+        for part in validator._validators:
+            rules += _rules(part)
+        return rules
     if hasattr(validator, "compare_op"):
         return [{_BOUNDS[validator.compare_op]: validator.bound}]
     if type(validator).__name__ == "_OptionalValidator":

@@ -186,7 +186,7 @@ class _Structurer:
         key, value = get_args(t) or (str, Any)
         if key is int:
             key = _WholeNumberKey
-        as_dict: Any = dict[key, value]
+        as_dict: Any = dict[key, value]  # type: ignore[valid-type]
         hook: _Hook = mapping_structure_factory(as_dict, self.converter)
         return hook
 

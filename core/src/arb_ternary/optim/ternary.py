@@ -21,7 +21,10 @@ from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
 
 def is_finite(value: Tensor | float | None) -> bool:
     """Whether a loss or signal is finite; None (no signal) is."""
-    return value is None or bool(torch.isfinite(torch.as_tensor(value)).all().tolist())
+    if value is None:
+        return True
+    finite = torch.isfinite(torch.as_tensor(value)).all()
+    return bool(finite.tolist())
 
 
 def to_host(scalars: Iterable[Tensor]) -> list[Any]:
@@ -281,7 +284,8 @@ class TernaryOptimizer(Optimizer):
 
         Squares are summed over micro-batches.
         """
-        total = sum((module.gradient_square_sum() for module in self.modules), torch.zeros(()))
+        squares = (module.gradient_square_sum() for module in self.modules)
+        total = sum(squares, torch.zeros(()))
         (norm,) = to_host([torch.as_tensor(total).sqrt()])
         return float(norm)
 

@@ -70,7 +70,9 @@ def _is_taken(name: str, path: Path) -> bool:
     found = find_spec(name)
     if found is None:
         return False
-    return found.origin is None or type(path)(found.origin).resolve() != path
+    if found.origin is None:
+        return True
+    return type(path)(found.origin).resolve() != path
 
 
 def check_version(plugin: object) -> None:
@@ -95,7 +97,8 @@ def incompatibility(declared: Any, *, provided: tuple[int, int] = API_VERSION) -
             f"it declares no plugin interface version; add `{ATTRIBUTE} = {provided}` to its "
             f"hook module"
         )
-    if not (isinstance(declared, tuple) and [type(part) for part in declared] == [int, int]):
+    is_pair = isinstance(declared, tuple) and [type(part) for part in declared] == [int, int]
+    if not is_pair:
         return f"its {ATTRIBUTE} is {declared!r}; it must be a pair of integers such as {provided}"
     if declared[0] == provided[0] and declared[1] <= provided[1]:
         return None

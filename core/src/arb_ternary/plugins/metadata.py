@@ -107,7 +107,9 @@ def entry_points(group: str) -> Iterator[EntryPoint]:
 def _needs_importlib() -> bool:
     """Whether an archive, or an import hook of another program, may provide distributions."""
     hooks = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
-    return hooks != [PathFinder] or any(os.path.isfile(entry) for entry in sys.path)
+    if hooks != [PathFinder]:
+        return True
+    return any(os.path.isfile(entry) for entry in sys.path)
 
 
 def _installed_in_folders() -> Iterator[InstalledDistribution]:

@@ -87,7 +87,8 @@ class TernaryEmbedding(TernaryModule):
             correlation = self.correlation.index_select(0, flat).to(torch.float32)
             mean = -correlation / (steps * group_size)
             scale = torch.exp2(self.kappa * mean).repeat_interleave(group_size, dim=1)
-            rows = rows * scale[:, : self.shape.in_features].to(self.dtype)
+            scale = scale[:, : self.shape.in_features]
+            rows = rows * scale.to(self.dtype)
         return rows.view(*ids.shape, self.embedding_dim)
 
     def vote_state(self) -> VoteState:
@@ -162,7 +163,9 @@ class TernaryRMSNorm(StoredEps, TernaryModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x [..., K]`` (float); the result has its shape and dtype."""
-        y = torch.nn.functional.rms_norm(x.to(torch.float32), (self.features,), eps=self.eps)
+        wide = x.to(torch.float32)
+        y = torch.nn.functional.rms_norm(wide, (self.features,), eps=self.eps)
         if self.learned:
-            y = y * self.look_up(self._row, torch.float32).view(self.features)
+            gain = self.look_up(self._row, torch.float32)
+            y = y * gain.view(self.features)
         return y.to(x.dtype)

@@ -61,7 +61,8 @@ def initial_exponent(fan_in: int, offset: int = 0) -> int:
     Raises:
         ValueError: it is outside the range of exponents.
     """
-    exponent = round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1))) + offset
+    deviation = math.log2(GAUSSIAN_DENSITY * max(fan_in, 1))
+    exponent = round(-0.5 * deviation) + offset
     if not EXPONENT_RANGE[0] <= exponent <= EXPONENT_RANGE[1]:
         raise ValueError(f"initial exponent {exponent} is outside {EXPONENT_RANGE}")
     return exponent
@@ -155,17 +156,24 @@ class TernaryModule(VoteMemory):
         self.e_accum_threshold = 32
         self.anchor = torch.empty(0, requires_grad=True)
 
-        groups = self.shape.groups
-        exponent = initial_exponent(fan_in, exponent_offset)
         trits = initial_trits(rows, columns)
         self.backend = _layout_backend(self.chosen_backend, trits.device)
-        self.register_buffer("weight", kernel(self.backend, "pack")(trits))
-        self.register_buffer("exponent", torch.full((rows, groups), exponent, dtype=torch.int8))
-        self.register_buffer("exponent_origin", torch.full((1, 1), exponent, dtype=torch.int8))
-        no_votes = torch.zeros(rows if self.accumulates else 0, columns, dtype=torch.int8)
+        pack = kernel(self.backend, "pack")
+        self.register_buffer("weight", pack(trits))
+
+        groups = self.shape.groups
+        first = initial_exponent(fan_in, exponent_offset)
+        exponents = torch.full((rows, groups), first, dtype=torch.int8)
+        origin = torch.full((1, 1), first, dtype=torch.int8)
+        self.register_buffer("exponent", exponents)
+        self.register_buffer("exponent_origin", origin)
+
+        voting_rows = rows if self.accumulates else 0
+        no_votes = torch.zeros(voting_rows, columns, dtype=torch.int8)
         packed_votes = pack_votes(self.backend, no_votes, vote_bits)
         self.register_buffer("votes", packed_votes, persistent=self.accumulates)
-        self.register_buffer("exponent_votes", torch.zeros(rows, groups, dtype=torch.int8))
+        exponent_votes = torch.zeros(rows, groups, dtype=torch.int8)
+        self.register_buffer("exponent_votes", exponent_votes)
         self.register_buffer("control", new_control())
 
     # --- weight and votes as logical values
@@ -177,9 +185,11 @@ class TernaryModule(VoteMemory):
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """``T * 2**E`` as a float matrix ``[N, K]``; exact in float32 and bfloat16."""
-        exponent = self.exponent.to(torch.int32).repeat_interleave(self.shape.group_size, dim=1)
-        exponent = exponent[:, : self.shape.in_features]
-        return torch.ldexp(self.trits().to(torch.float32), exponent).to(dtype)
+        shape = self.shape
+        exponent = self.exponent.to(torch.int32).repeat_interleave(shape.group_size, dim=1)
+        exponent = exponent[:, : shape.in_features]
+        trits = self.trits().to(torch.float32)
+        return torch.ldexp(trits, exponent).to(dtype)
 
     def logical_votes(self, votes: Tensor | None = None) -> Tensor:
         """Return the accumulators, or others in their layout, as int8 ``[N, K]``.
@@ -187,7 +197,9 @@ class TernaryModule(VoteMemory):
         Collective if several ranks share them.
         """
         local = self.local_votes(votes)
-        return local if self.shard is None else self.shard.gather(local)
+        if self.shard is None:
+            return local
+        return self.shard.gather(local)
 
     def local_votes(self, votes: Tensor | None = None) -> Tensor:
         """Return :meth:`logical_votes` of the rows that this rank keeps."""
@@ -200,14 +212,18 @@ class TernaryModule(VoteMemory):
 
         They are those of the rows that this rank keeps.
         """
-        local = logical if self.shard is None else logical[self.shard.rows]
-        return pack_votes(self.backend, local.to(self.votes.device), self.shape.vote_bits)
+        local = logical
+        if self.shard is not None:
+            local = logical[self.shard.rows]
+        local = local.to(self.votes.device)
+        return pack_votes(self.backend, local, self.shape.vote_bits)
 
     def _local_shape(self) -> WeightShape:
         """Return the shape of the rows that this rank keeps."""
         if self.shard is None:
             return self.shape
-        return evolve(self.shape, out_features=self.shard.rows.stop - self.shard.rows.start)
+        rows = self.shard.rows
+        return evolve(self.shape, out_features=rows.stop - rows.start)
 
     @torch.no_grad()
     def set_trits(
@@ -237,8 +253,11 @@ class TernaryModule(VoteMemory):
                 first = exponent[:1, :1]
                 origin = first if bool((exponent == first).all()) else exponent
                 self.exponent_origin = origin.to(self.exponent.device, copy=True)
-        self.weight.copy_(kernel(self.backend, "pack")(trits.to(self.weight.device)))
-        self.set_votes(torch.zeros_like(trits) if votes is None else votes)
+        pack = kernel(self.backend, "pack")
+        self.weight.copy_(pack(trits.to(self.weight.device)))
+        if votes is None:
+            votes = torch.zeros_like(trits)
+        self.set_votes(votes)
         self.exponent_votes.zero_()
 
     @torch.no_grad()
@@ -265,7 +284,9 @@ class TernaryModule(VoteMemory):
     def _check_votes(self, votes: Tensor) -> None:
         low = self.shape.smallest_vote
         high = self.shape.largest_vote
-        if votes.numel() and not low <= int(votes.amin()) <= int(votes.amax()) <= high:
+        if votes.numel() == 0:
+            return
+        if int(votes.amin()) < low or int(votes.amax()) > high:
             raise ValueError(f"votes of {self.shape.vote_bits} bits lie in {low}..{high}")
 
     # --- backend and device
@@ -312,10 +333,12 @@ class TernaryModule(VoteMemory):
         x = self.in_autocast(x)
         flat = x.reshape(-1, self.shape.in_features)
         anchor = self.vote_anchor()
-        y_MN, _, _ = ops.linear(flat, anchor, bias, *self.vote_state(), activations, self.gradients)
+        state = self.vote_state()
+        y_MN, _, _ = ops.linear(flat, anchor, bias, *state, activations, self.gradients)
         if anchor is not None:
             self.expect_votes(y_MN)
-        y: Tensor = y_MN.view(*x.shape[:-1], self.shape.out_features)
+        leading = x.shape[:-1]
+        y: Tensor = y_MN.view(*leading, self.shape.out_features)
         return y
 
     def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -324,7 +347,8 @@ class TernaryModule(VoteMemory):
         Backward casts the votes of those rows.
         """
         anchor = self.vote_anchor()
-        rows: Tensor = ops.embedding(ids, anchor, *self.vote_state(), dtype, self.gradients)
+        state = self.vote_state()
+        rows: Tensor = ops.embedding(ids, anchor, *state, dtype, self.gradients)
         if anchor is not None:
             self.expect_votes(rows)
         return rows
@@ -333,7 +357,9 @@ class TernaryModule(VoteMemory):
     def in_autocast(x: Tensor) -> Tensor:
         """Return ``x`` in the dtype of autocast, if that is enabled."""
         kind = x.device.type
-        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+        if not torch.is_autocast_enabled(kind):
+            return x
+        return x.to(torch.get_autocast_dtype(kind))
 
     def vote_anchor(self) -> Tensor | None:
         """Return the tensor that makes backward reach this module; None if it casts no votes now.
@@ -408,8 +434,9 @@ class TernaryModule(VoteMemory):
             own_kernel(self.votes, self._local_shape(), votes, low)
             torch.autograd.graph.increment_version((self.votes,))
             return
-        total = torch.add(votes, self.local_votes()).clamp_(low, self.shape.largest_vote)
-        self.votes.copy_(pack_votes(self.backend, total.to(torch.int8), self.shape.vote_bits))
+        total = torch.add(votes, self.local_votes())
+        total = total.clamp_(low, self.shape.largest_vote).to(torch.int8)
+        self.votes.copy_(pack_votes(self.backend, total, self.shape.vote_bits))
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
         """Turn votes into flips; return the number of trits that changed, an int64 scalar.
@@ -418,7 +445,8 @@ class TernaryModule(VoteMemory):
         """
         if self.shard is not None:
             return self.shard.apply_votes(op, *settings)
-        changed: Tensor = kernel(self.backend, op)(self.vote_state(), *settings)
+        apply = kernel(self.backend, op)
+        changed: Tensor = apply(self.vote_state(), *settings)
         torch.autograd.graph.increment_version((self.weight, self.votes))
         return changed
 
@@ -456,13 +484,19 @@ class TernaryModule(VoteMemory):
         if weight in converted:
             trits = decode_at_rest(converted[weight], self.shape.in_features, weight)
             if trits.shape[0] == self.shape.out_features:
-                converted[weight] = kernel(self.backend, "pack")(trits.to(self.weight.device))
+                pack = kernel(self.backend, "pack")
+                converted[weight] = pack(trits.to(self.weight.device))
+
         votes = prefix + "votes"
         saved = converted.pop(votes, None)
         if saved is not None and self.accumulates:
             logical = self._votes_from_rest(saved, votes)
-            fits = tuple(logical.shape) == (self.shape.out_features, self.shape.in_features)
-            converted[votes] = self.packed_votes(logical) if fits else saved
+            expected = (self.shape.out_features, self.shape.in_features)
+            if tuple(logical.shape) == expected:
+                converted[votes] = self.packed_votes(logical)
+            else:
+                converted[votes] = saved  # its shape is an error of loading
+
         origin = converted.get(prefix + "exponent_origin")
         if origin is not None and origin.shape in ((1, 1), self.exponent.shape):
             self.exponent_origin = self.exponent_origin.new_empty(origin.shape)

@@ -65,7 +65,7 @@ def test_named_but_absent_peer_is_an_error_with_the_command() -> None:
     assert caught.value.hint == "pip install llama-cpp-python"
 
 
-def test_a_mistyped_peer_is_told_the_nearest() -> None:
+def test_error_of_a_mistyped_peer_names_the_nearest() -> None:
     with pytest.raises(UsageProblem, match="no peer 'ggml tq3_0'") as caught:
         choose_peers("ggml TQ3_0")
     assert "did you mean 'ggml tq2_0'?" in caught.value.hint

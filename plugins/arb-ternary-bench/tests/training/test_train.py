@@ -162,7 +162,7 @@ def test_a_process_that_fails_shows_its_own_message() -> None:
         pass
 
 
-def test_threads_and_malloc_are_told_by_the_environment() -> None:
+def test_threads_and_malloc_come_from_the_environment() -> None:
     plain = Trainee(way=TrainWay("float32"), size=TINY, threads=3)
     assert "GLIBC_TUNABLES" not in plain.environment()
     assert "trim_threshold" in evolve(plain, malloc="kept").environment()["GLIBC_TUNABLES"]

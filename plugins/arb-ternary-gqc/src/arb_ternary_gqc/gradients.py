@@ -28,11 +28,12 @@ from arb_ternary.ternary.module import TernaryModule
 
 def float_parameters(group: Mapping[str, Any]) -> list[Tensor]:
     """Return the parameters of a group that have gradients; packed ternary weights have none."""
-    return [
-        parameter
-        for parameter in group["params"]
-        if parameter.is_floating_point() or parameter.is_complex()
-    ]
+    parameters: list[Tensor] = group["params"]
+    return [parameter for parameter in parameters if _has_gradient(parameter)]
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def ternary_modules_of(optimizer: Optimizer, group: Mapping[str, Any]) -> list[TernaryModule]:

@@ -30,7 +30,7 @@ from arb_ternary_gqc.gradients import (
     ternary_modules_of,
 )
 from arb_ternary_gqc.parts import Draw, Portion, check_arguments, numbers_given
-from arb_ternary_gqc.ranks import Ranks
+from arb_ternary_gqc.process_group import ProcessGroup
 from arb_ternary_gqc.schedule import QuantitySchedule
 
 
@@ -122,7 +122,9 @@ class OptimizerWrapper(Optimizer):
         self._signals: list[float] = []
         self._nothing_pending = False
         self._in_closure = False
-        self._ranks = Ranks.join(process_group, local_gradients, self._parameters, self._modules)
+        self._process_group = ProcessGroup.join(
+            process_group, local_gradients, self._parameters, self._modules
+        )
         # Optimizer.__init__ would make groups of its own and empty the inner optimizer's state.
         super().__setstate__({})
 
@@ -262,8 +264,8 @@ class OptimizerWrapper(Optimizer):
         modules = self._modules
         gradients = Gradients.take(parameters, modules)
         found = self._unscale(gradients)
-        if self._ranks.local_gradients and self.decides_on_gradients:
-            self._ranks.average(gradients, parameters)
+        if self._process_group.local_gradients and self.decides_on_gradients:
+            self._process_group.average(gradients, parameters)
         # Everything that the decision needs in one transfer: the host waits for the device once.
         norm, nan, found, *values = on_host(
             [gradients.norm(parameters, modules), gradients.counted_nan(), found, *given.values()]
@@ -271,19 +273,19 @@ class OptimizerWrapper(Optimizer):
         overflow = as_number(found) != 0
         numbers = [as_number(value) for value in values]
         fault = "the scaled loss" if overflow else self._fault(gradients, norm, nan, numbers)
-        if self._ranks.any(fault is not None):
+        if self._process_group.any(fault is not None):
             for voter in self._voters:
                 for module in voter.modules:
                     module.undo_votes()
             return self._drop(fault or "a gradient of another rank", as_number(norm), overflow)
-        means = dict(zip(given, self._ranks.mean(numbers), strict=True))
+        means = dict(zip(given, self._process_group.mean(numbers), strict=True))
         if "signal" in means:
             self._signals.append(means["signal"])
         self._sum.add(gradients)
         self.num_draws += 1
         self._nothing_pending = False
         wants = self._wants_step(Draw(gradients, norm, means.get("metric")))
-        if self._ranks.all(wants or self.num_draws >= self._most_draws()):
+        if self._process_group.all(wants or self.num_draws >= self._most_draws()):
             return self._take_step()
         for voter in self._voters:
             voter.defer_step()
@@ -311,7 +313,7 @@ class OptimizerWrapper(Optimizer):
         found = getattr(self, "found_inf", None)
         if found is None:
             return torch.zeros(())
-        if self._ranks.local_gradients:
+        if self._process_group.local_gradients:
             raise ConfigError(
                 "gqc: local_gradients: each rank's GradScaler would choose another scale",
                 "Let DistributedDataParallel average, or use bfloat16, which needs no scaler.",
@@ -347,8 +349,8 @@ class OptimizerWrapper(Optimizer):
 
     def _take_step(self) -> bool:
         draws = self.num_draws
-        if self._ranks.local_gradients and not self.decides_on_gradients:
-            self._ranks.average(self._sum, self._parameters)
+        if self._process_group.local_gradients and not self.decides_on_gradients:
+            self._process_group.average(self._sum, self._parameters)
         if not self.decides_on_gradients:
             self._measure(*on_host([self._sum.norm(self._parameters, self._modules)]))
         self._before_step()

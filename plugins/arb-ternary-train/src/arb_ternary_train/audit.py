@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -155,19 +155,20 @@ def optimizer_state_bytes(optimizer: Any) -> int:
     """Return the bytes of the tensors in an optimizer's state dict, such as its moments."""
     if optimizer is None:
         return 0
-    return sum(tensor.nbytes for tensor in _distinct(_tensors_in(optimizer.state_dict())))
+    tensors = _distinct(tensors_in(optimizer.state_dict()))
+    return sum(tensor.nbytes for tensor in tensors)
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor in dicts, lists and tuples, at any depth."""
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield every tensor in mappings, lists and tuples, at any depth."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.audit import tensors_in
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.model_options import to_device
 from arb_ternary_train.model_state import ModelState, load_parts
@@ -352,7 +353,7 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
-        tensors = (*self.model.values(), *_tensors_in(self.loop.to_dict()))
+        tensors = (*self.model.values(), *tensors_in(self.loop.to_dict()))
         return sum(tensor.nbytes for tensor in tensors)
 
     def state_dict(self) -> dict[str, Any]:
@@ -394,15 +395,3 @@ def copied(value: Any) -> Any:
         pairs = {key: copied(item) for key, item in value.items()}
         return Counter(pairs) if isinstance(value, Counter) else pairs
     return value
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor in mappings, lists and tuples, at any depth."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors_in(item)

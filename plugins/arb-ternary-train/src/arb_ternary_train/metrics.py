@@ -25,17 +25,18 @@ def to_line(record: Mapping[str, Any]) -> bytes:
 
     JSON has no non-finite numbers: they become the strings ``nan``, ``inf`` and ``-inf``.
     """
-    plain = {key: _plain(value) for key, value in record.items()}
+    plain = {key: json_value(value) for key, value in record.items()}
     return (json.dumps(plain, allow_nan=False) + "\n").encode()
 
 
-def _plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Return a value for JSON: non-finite numbers become text, and keys text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [json_value(item) for item in value]
     return value
 
 

@@ -6,7 +6,6 @@ Stages, an unfinished projection, cached outputs and measurements are all kept i
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torch import Tensor
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import write_json
 from arb_ternary_train.durable import flush, replacing
+from arb_ternary_train.metrics import json_value
 from arb_ternary_train.safetensors_file import SafetensorsFile, write_safetensors
 
 #: File that says what the other files of the folder were made from.
@@ -134,19 +134,9 @@ def save_json(file: Path, content: Mapping[str, Any]) -> None:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, _plain(content))
+        write_json(file, json_value(content))
     except OSError as error:
         raise _unwritable(file, error) from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _unwritable(file: Path, error: OSError) -> ArbError:

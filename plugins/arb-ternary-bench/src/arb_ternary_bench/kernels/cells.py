@@ -66,6 +66,16 @@ class Cell:
             return copies_beyond(self.cache_bytes, operand_bytes)
         return 1
 
+    def repeated(self, make: Callable[[], Any], first: Any, nbytes: int) -> list[Any]:
+        """Return ``first``, an operand of ``nbytes``, and as many others as the calls rotate among.
+
+        ``make`` makes each of the others.
+        """
+        operands = [first]
+        while len(operands) < self.copies(nbytes):
+            operands.append(make())
+        return operands
+
     @property
     def title(self) -> str:
         """Its description in messages."""

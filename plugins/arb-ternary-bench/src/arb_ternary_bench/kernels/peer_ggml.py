@@ -88,7 +88,7 @@ class GgmlPeer:
         library = _library()
         trits = operands.trits.numpy().astype(np.float32)
         first = self._pack(library, trits)
-        weights = [first, *(_copy(first) for _ in range(cell.copies(first.nbytes) - 1))]
+        weights = cell.repeated(lambda: _copy(first), first, first.nbytes)
         x: NDArray[np.float32] = np.ascontiguousarray(operands.x.numpy())
         output = (
             aligned(4 * cell.rows * cell.out_features)

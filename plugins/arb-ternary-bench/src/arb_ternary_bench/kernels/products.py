@@ -31,11 +31,6 @@ _SUMS = "sums of trits, without exponents and scales"
 Copies = Sequence[tuple[Tensor, ...]]
 
 
-def repeated(cell: Cell, make: Callable[[], Any], first: Any, nbytes: int) -> list[Any]:
-    """Return ``first``, an operand of ``nbytes``, and as many more as the cell needs."""
-    return [first, *(make() for _ in range(cell.copies(nbytes) - 1))]
-
-
 @frozen
 class Product:
     """A matrix product that takes part in a cell.
@@ -164,7 +159,7 @@ def _quantising_linear(cell: Cell, operands: Operands, name: str, weights: Copie
 def _torch_float_linear(cell: Cell, operands: Operands) -> Contender:
     x = operands.x.to(_FLOAT)
     weight = _dense(operands).to(_FLOAT)
-    weights = repeated(cell, weight.clone, weight, weight.nbytes)
+    weights = cell.repeated(weight.clone, weight, weight.nbytes)
     linear = torch.nn.functional.linear
     return Product(cell, x, _float_product(x, operands), exact=False).contender(
         "torch bfloat16",
@@ -180,7 +175,7 @@ def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
     q = operands.q
     trits = operands.trits
     sums = (q.to(torch.float64) @ trits.t().to(torch.float64)).to(torch.int32)
-    codes = repeated(cell, trits.clone, trits, trits.nbytes)
+    codes = cell.repeated(trits.clone, trits, trits.nbytes)
     plain = Product(cell, q, sums, exact=True).contender(
         "torch._int_mm",
         lambda i: torch._int_mm(q, codes[i].t()),
@@ -194,7 +189,7 @@ def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
     if prepacked is None:
         return [plain]
     pack, multiply = prepacked
-    packed = repeated(cell, pack, pack(), trits.nbytes)
+    packed = cell.repeated(pack, pack(), trits.nbytes)
     other = Product(cell, q, sums.to(torch.float32), exact=True).contender(
         "torch onednn.qlinear",
         lambda i: multiply(packed[i]),
@@ -242,7 +237,7 @@ def grad_input_contenders(
 
 def _torch_float_grad_input(cell: Cell, operands: Operands, dense: Tensor) -> Contender:
     low = dense.to(_FLOAT)
-    weights = repeated(cell, low.clone, low, low.nbytes)
+    weights = cell.repeated(low.clone, low, low.nbytes)
     left = operands.gradient.to(_FLOAT)
     product = Product(cell, left, left.to(torch.float32) @ dense, exact=False)
     return product.contender(
@@ -258,7 +253,7 @@ def _torch_int8_grad_input(cell: Cell, operands: Operands) -> Contender:
     grad = operands.int8_gradient
     trits = operands.trits
     sums = (grad.to(torch.float64) @ trits.to(torch.float64)).to(torch.int32)
-    codes = repeated(cell, trits.clone, trits, trits.nbytes)
+    codes = cell.repeated(trits.clone, trits, trits.nbytes)
     return Product(cell, grad, sums, exact=True).contender(
         "torch._int_mm",
         lambda i: torch._int_mm(grad, codes[i]),
@@ -273,7 +268,7 @@ def _weights(cell: Cell, operands: Operands, name: str) -> list[tuple[Tensor, Te
     packed = kernel(name, "pack")(operands.trits)
     exponent = operands.exponent
     nbytes = packed.nbytes + exponent.nbytes
-    return repeated(cell, lambda: (packed.clone(), exponent.clone()), (packed, exponent), nbytes)
+    return cell.repeated(lambda: (packed.clone(), exponent.clone()), (packed, exponent), nbytes)
 
 
 def _dense(operands: Operands) -> Tensor:

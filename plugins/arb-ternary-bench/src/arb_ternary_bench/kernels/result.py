@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from arb_ternary_bench.machine import describe
 from arb_ternary_bench.table import Column, Record, ResultTable, number, percent, ratio
@@ -91,14 +90,14 @@ def _left_out(result: Record) -> list[str]:
     for cell in result["cells"]:
         where = f"left out of {cell['op']} {_shape(cell)}"
         found.update(f"{each['name']} {where}: {each['reason']}." for each in cell["excluded"])
-    absent: list[Any] = [peer for peer in result["peers"] if not peer["available"]]
-    return [
-        *sorted(found),
-        *(
-            f"Peer {peer['name']} is not installed: {peer['reason']}. Install: {peer['install']}"
-            for peer in absent
-        ),
-    ]
+    lines = sorted(found)
+    for peer in result["peers"]:
+        if not peer["available"]:
+            lines.append(
+                f"Peer {peer['name']} is not installed: {peer['reason']}. Install: "
+                f"{peer['install']}"
+            )
+    return lines
 
 
 TABLE = ResultTable(

@@ -33,7 +33,7 @@ def row_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) -> l
 
 def _contender(cell: Cell, name: str, values: Tensor, more: tuple[Any, ...]) -> Contender:
     run = kernel(name, cell.op)
-    copies = [values, *(values.clone() for _ in range(cell.copies(values.nbytes) - 1))]
+    copies = cell.repeated(values.clone, values, values.nbytes)
 
     def check() -> None:
         with poisoned(

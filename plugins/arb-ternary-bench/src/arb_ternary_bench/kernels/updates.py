@@ -16,7 +16,7 @@ from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.kernels.cells import Cell, Contender, check_close, check_equal, poisoned
 from arb_ternary_bench.kernels.operands import Operands
-from arb_ternary_bench.kernels.products import Product, repeated
+from arb_ternary_bench.kernels.products import Product
 from arb_ternary_bench.kernels.timing import Variant
 
 #: The backend that others are checked against.
@@ -285,7 +285,7 @@ class _Updating:
         """Make the contender; ``exact`` says how exact its check is."""
         fresh = self.fresh
         update = self.update
-        copies = repeated(self.cell, fresh.clone, fresh.clone(), fresh.nbytes)
+        copies = self.cell.repeated(fresh.clone, fresh.clone(), fresh.nbytes)
         precision = "exact" if exact else "within tolerance"
         return Contender(
             variant=Variant(
@@ -316,7 +316,7 @@ def _adamw(cell: Cell, operands: Operands) -> Contender:
         return made
 
     state_bytes = 16 * cell.weights  # parameter, gradient and two moments, all float32
-    copies = repeated(cell, optimizer, optimizer(), state_bytes)
+    copies = cell.repeated(optimizer, optimizer(), state_bytes)
 
     def check() -> None:
         """Check a first step: each weight decays and moves by the rate against its gradient."""

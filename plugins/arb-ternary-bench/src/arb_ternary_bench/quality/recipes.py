@@ -101,8 +101,10 @@ class Recipe:
                 f"recipe {self.name!r}: it has {given} trials; every recipe has exactly "
                 f"{TRIALS}, so that none is tuned more than another"
             )
-        further = {} if self.fewer_steps is None else self.fewer_steps.overrides
-        sections = [*self.overrides, *further, *(path.partition(".")[0] for path in self.trials)]
+        sections = list(self.overrides)
+        if self.fewer_steps is not None:
+            sections += self.fewer_steps.overrides
+        sections += [path.partition(".")[0] for path in self.trials]
         for section in sections:
             if section not in SECTIONS:
                 raise ComponentError(

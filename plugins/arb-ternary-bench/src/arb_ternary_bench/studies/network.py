@@ -72,11 +72,11 @@ def _column(title: str, key: str, scale: float) -> Column:
 
 def notes(result: Record) -> list[str]:
     """Return the sizes of the model, and what the schemes are."""
+    weights = f"{result['weights']:,} ternary weights"
+    lines = [f"{weights}, {result['float_parameters']:,} float parameters."]
     schemes = dict.fromkeys(row["scheme"] for row in result["rows"])
-    return [
-        f"{result['weights']:,} ternary weights, {result['float_parameters']:,} float parameters.",
-        *(f"{scheme}: {SUMMARIES[scheme]}." for scheme in schemes),
-    ]
+    lines += [f"{scheme}: {SUMMARIES[scheme]}." for scheme in schemes]
+    return lines
 
 
 TABLE = ResultTable(

@@ -14,7 +14,7 @@ from arb_ternary_gqc.gradients import Gradients
 
 
 @frozen(eq=False)
-class Ranks:
+class ProcessGroup:
     """A process group, or a single process if ``group`` is None.
 
     Attributes:
@@ -31,8 +31,8 @@ class Ranks:
     @classmethod
     def join(
         cls, group: Any, local_gradients: bool, parameters: Sequence[Tensor], modules: Sequence[Any]
-    ) -> Ranks:
-        """Return the ranks of a wrapper of these parameters and ternary modules.
+    ) -> ProcessGroup:
+        """Return the process group for a wrapper of these parameters and ternary modules.
 
         Raises:
             ConfigError: the combination cannot work.
@@ -79,7 +79,8 @@ class Ranks:
             if not found:
                 continue
             gradient = gradients.floats.get(parameter)
-            gradient = torch.zeros_like(parameter) if gradient is None else gradient
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
             dense = gradient.to_dense() if gradient.is_sparse else gradient.contiguous()
             gradients.floats[parameter] = self._reduced(dense, "SUM").div_(self._size())
 
