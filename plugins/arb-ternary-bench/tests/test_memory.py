@@ -12,7 +12,7 @@ from arb_ternary_bench import memory
 
 def test_resident_memory_grows_with_what_is_held() -> None:
     before = memory.resident_bytes()
-    # Above 32 MiB glibc maps memory anew, whatever is free in its heap.
+    # Above 32 MiB glibc maps new memory, whatever is free in its heap.
     held = torch.ones(64 << 20, dtype=torch.uint8)
     assert memory.resident_bytes() - before > 48 << 20
     assert memory.peak_bytes() >= memory.resident_bytes() - (1 << 20)

@@ -203,7 +203,7 @@ def test_phase_change_has_to_hold() -> None:
         for step, phase in enumerate(phases)
         if decide(boundary, step, Situation(phase=phase)) is not None
     ]
-    # The end of the warm-up is no change, nor are four steps; from the fifth step on it is due
+    # The end of the warm-up is not a change, nor are four steps; from the fifth step on it is due
     # until it is decided.
     assert due[0] == 30 + 30 + 4 + 10 + 4
     trigger = decide(boundary, len(phases), Situation(phase="mid"))

@@ -113,7 +113,7 @@ HOSTILE = {
     "many small values": raw(b'{"a":[' + b"{}," * 3_000_000 + b"{}]}"),
     "twice": raw(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{}}'),
     "a tensor that is a number": raw({"a": 1}),
-    "metadata that are no texts": raw({"__metadata__": {"format": 1}}),
+    "metadata that are not texts": raw({"__metadata__": {"format": 1}}),
     "unknown kind": raw({"a": {**ENTRY, "dtype": "Q3"}}, bytes(4)),
     "kind that is a list": raw({"a": {**ENTRY, "dtype": ["U8"]}}, bytes(4)),
     "negative size": raw({"a": {**ENTRY, "shape": [-4]}}, bytes(4)),

@@ -1,4 +1,4 @@
-"""A store survives a kill, and starts anew from another plan."""
+"""A store survives a kill, and starts again from another plan."""
 
 from __future__ import annotations
 

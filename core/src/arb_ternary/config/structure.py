@@ -151,7 +151,7 @@ class _Structurer:
         """Return the structured value, or None and the faults; ``value`` is at ``path``."""
         try:
             return self.converter.structure(value, t), []
-        except Exception as error:  # an error that is no fault of the config is raised again
+        except Exception as error:  # an error that is not a fault of the config is raised again
             return None, list(_faults(error, path))
 
     def hook_for(self, t: Any) -> _Hook:
@@ -410,8 +410,8 @@ def _either(words: Iterable[str]) -> str:
 def _faults(error: Exception, path: Path, keys: Collection[str] = ()) -> Iterator[Fault]:
     """Yield the faults in an exception that structuring raised at ``path``.
 
-    An exception that is no fault of the config is raised again. A fault of an instance as a whole
-    is located at the one of its ``keys`` with which the message begins.
+    An exception that is not a fault of the config is raised again. A fault of an instance as a
+    whole is located at the one of its ``keys`` with which the message begins.
     """
     if isinstance(error, ClassValidationError):
         fields = config_fields(error.cl)

@@ -91,7 +91,7 @@ class HookManager(pluggy.PluginManager):
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         """Return the options of a hook implementation, or None; see pluggy."""
-        # Most names of a module are no functions. Leaving them out here saves pluggy's look-up,
+        # Most names of a module are not functions. Leaving them out here saves pluggy's look-up,
         # which is slow because it also serves objects that compute their attributes.
         if isinstance(plugin, ModuleType):
             value = vars(plugin).get(name)

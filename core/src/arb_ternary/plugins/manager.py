@@ -220,7 +220,7 @@ class Plugins:
         self.registry.add(record.components)
 
     def _load_by_hand(self, record: PluginRecord, *, versioned: bool) -> PluginRecord:
-        """Register a plugin that is no installed one; it must not provide a name that is taken."""
+        """Register a plugin that is not installed; it must not provide a name that is taken."""
         if self._hooks.has_plugin(record.name):
             raise UsageProblem(
                 f"a plugin called {record.name!r} is loaded already",

@@ -76,7 +76,7 @@ def decode_at_rest(encoded: Tensor, columns: int, name: str = "weight") -> Tenso
     if bad.numel():
         offset = int(bad[0])
         raise CheckpointError(
-            f"{name}: byte {int(codes[offset])} at offset {offset} is no code of five trits "
+            f"{name}: byte {int(codes[offset])} at offset {offset} is not a code of five trits "
             f"(0..242)"
         )
     decoded = torch.empty(encoded.shape[0], columns, dtype=torch.int8, device=encoded.device)

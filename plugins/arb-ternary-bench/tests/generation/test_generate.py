@@ -312,7 +312,7 @@ def test_llama_cpp_needs_its_package_and_rows_of_whole_blocks(
     theirs = Contender(name="tq1_0", group_size=128, threads=1)
     assert (
         obstacle(theirs, SHAPES["0.6m"])
-        == "its rows are blocks of 256 weights, and 128 is no multiple"
+        == "its rows are blocks of 256 weights, and 128 is not a multiple"
     )
     assert obstacle(theirs, SHAPES["2b"]) is None
     assert obstacle(evolve(theirs, name="torch"), SHAPES["0.6m"]) is None

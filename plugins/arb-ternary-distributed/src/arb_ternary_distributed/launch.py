@@ -168,7 +168,7 @@ def meet(store: Store, rank: int, size: int, timeout: float) -> Meeting:
     """Wait until all ``size`` ranks are here.
 
     The store may hold what ranks that have ended left there: when a machine comes or goes, torchrun
-    starts ranks anew with the same restart count. Therefore each rank announces itself under a
+    starts ranks again with the same restart count. Therefore each rank announces itself under a
     token, and rank 0 calls all ranks under a new name, again whenever an announcement changes,
     until each rank has answered to its own token.
 

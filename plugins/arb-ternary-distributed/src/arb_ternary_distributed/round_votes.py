@@ -182,7 +182,8 @@ class RowSums(StepSums):
     Attributes:
         rows: rows of this rank.
         own_votes: int16 ``[n, K]``, votes for own rows that all ranks have sent in this step.
-        own_exponent_votes: int32 ``[n, J]``, likewise; None if the exponents do not learn.
+        own_exponent_votes: the same for exponents, int32 ``[n, J]``; None if the exponents do not
+            learn.
         sent: casts of this rank that have been sent.
         casts_of: casts of each rank that have been sent.
     """

@@ -151,5 +151,5 @@ def test_one_exponent_is_none_where_groups_differ() -> None:
 def test_modules_without_a_form_elsewhere_are_refused() -> None:
     with pytest.raises(ConfigError, match="a Conv1d has no form"):
         weight_of(torch.nn.Conv1d(2, 2, 1))
-    with pytest.raises(ConfigError, match="block 0 is no plain block"):
+    with pytest.raises(ConfigError, match="block 0 is not a plain block"):
         list(exported_weights(Decoder(DecoderConfig(**SMALL, experts=2), VOCABULARY)))

@@ -281,7 +281,7 @@ WRONG: dict[str, tuple[dict[str, Value | None], str]] = {
     ),
     "kind": (
         {"general.architecture": u32(1)},
-        "'general.architecture' is of kind uint32, which is no str",
+        "'general.architecture' is of kind uint32, which is not str",
     ),
     "missing": ({"llama.block_count": None}, "the metadata have no 'llama.block_count'"),
     "parts": ({"split.count": Scalar(Kind.UINT16, 3)}, "it is one of 3 files of a model"),

@@ -162,9 +162,9 @@ def test_tensors_that_contradict_the_config_are_errors(
             {QUERY: torch.full((16, 64), 255, dtype=torch.uint8)},
             f"{QUERY!r}: the code of row 0, column 0 is 3",
         ),
-        ({f"{QUERY}_scale": torch.zeros(1)}, "0.0 is no scale"),
-        ({f"{QUERY}_scale": torch.tensor([torch.nan])}, "nan is no scale"),
-        ({f"{QUERY}_scale": -torch.ones(1)}, "-1.0 is no scale"),
+        ({f"{QUERY}_scale": torch.zeros(1)}, "0.0 is not a scale"),
+        ({f"{QUERY}_scale": torch.tensor([torch.nan])}, "nan is not a scale"),
+        ({f"{QUERY}_scale": -torch.ones(1)}, "-1.0 is not a scale"),
         ({QUERY: torch.full((64, 64), torch.inf)}, "holds numbers that are not finite"),
     ],
 )

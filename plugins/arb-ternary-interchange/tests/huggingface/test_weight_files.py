@@ -65,9 +65,9 @@ def test_an_index_names_files_of_its_folder_only(tmp_path: Path) -> None:
     write(tmp_path / "x.safetensors", one(), b"\0" * 8)
     index = tmp_path / "model.safetensors.index.json"
     for name, message in (
-        ("../x.safetensors", "which is no file name"),
-        ("/etc/passwd", "which is no file name"),
-        (3, "which is no file name"),
+        ("../x.safetensors", "which is not a file name"),
+        ("/etc/passwd", "which is not a file name"),
+        (3, "which is not a file name"),
         ("y.safetensors", "cannot be read"),
     ):
         index.write_text(json.dumps({"weight_map": {"t": name}}))

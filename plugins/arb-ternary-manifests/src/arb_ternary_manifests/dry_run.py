@@ -41,7 +41,7 @@ class PhaseForecast:
     Attributes:
         name: name of the phase.
         steps: optimizer steps; None if the phase takes none, or does not say before it runs.
-        tokens: number of predictions to train on; None likewise.
+        tokens: number of predictions to train on; None in the same cases.
         seconds: expected training time at the probe's speed; None without a probe.
     """
 

@@ -59,7 +59,7 @@ def model_choice(section: Mapping[str, Any]) -> ModelChoice:
     """Return the model that a ``model:`` section names.
 
     Raises:
-        Faulty: the section is no model; paths begin with ``model``.
+        Faulty: the section is not a model; paths begin with ``model``.
     """
     choice: _Section = structure_section(_Section, {_MODEL: dict(section)}, ())
     return choice.model
@@ -85,7 +85,7 @@ def decoder_section(config: Mapping[str, Any]) -> dict[str, Any]:
     decoupled attention is the size of a head, so that a teacher's frequencies can be kept.
 
     Raises:
-        Faulty: ``config`` is no decoder; paths are those inside ``config``.
+        Faulty: ``config`` is not a decoder; paths are those inside ``config``.
     """
     if not config:
         return {"name": "decoder", **_float_parts({})}

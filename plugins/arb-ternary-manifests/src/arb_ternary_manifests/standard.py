@@ -83,7 +83,7 @@ def trained_parts(model: Mapping[str, Any]) -> frozenset[TrainedPart]:
     They are assumed to be ternary and float if its options do not say.
 
     Raises:
-        Faulty: the section is no model; paths begin with ``model``.
+        Faulty: the section is not a model; paths begin with ``model``.
     """
     planned = getattr(model_choice(model).options, "planned", None)
     if planned is None:

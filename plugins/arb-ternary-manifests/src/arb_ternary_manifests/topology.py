@@ -104,7 +104,7 @@ def read_network(topology: Any, path: Path) -> Network:
     """Read the decoder that ``topology``, found at ``path``, describes.
 
     Raises:
-        Faulty: it is no decoder; each fault has its path.
+        Faulty: it is not a decoder; each fault has its path.
     """
     parts, faults = _read(topology, path)
     if faults:

@@ -40,7 +40,7 @@ GUIDE_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
 #: Keys that are options of the run, and of AdamW, which trains float parameters.
 RUN_KEYS: Final = ("device",)
 ADAMW_KEYS: Final = ("weight_decay", "beta1", "beta2")
-#: Options of a phase that are no keys: a run has ``steps``, and a policy's keys have its name.
+#: Options of a phase that are not keys: a run has ``steps``, and a policy's keys have its name.
 _NOT_KEYS: Final = frozenset({"steps", "policy"})
 #: The key of a policy, after its prefix, that says whether it takes part.
 ENABLED: Final = "enabled"

@@ -17,14 +17,14 @@ from arb_ternary.plugins.manager import manager
 
 @frozen(kw_only=True)
 class StandardKeys:
-    """Keys of ``train:`` that are no options of a phase, in ``trainer.standard``."""
+    """Keys of ``train:`` that are not options of a phase, in ``trainer.standard``."""
 
     phase: Literal["standard"] = option("standard", "phase that trains")
 
 
 @frozen(kw_only=True)
 class UpcycleKeys:
-    """Keys of ``train:`` that are no options of a phase, in ``trainer.upcycle``."""
+    """Keys of ``train:`` that are not options of a phase, in ``trainer.upcycle``."""
 
     phase: Literal["standard", "blockwise", "global"] = option("standard", "phase that trains")
     teacher_ckpt: str | None = option(
@@ -52,7 +52,7 @@ class Trainer:
 
     Attributes:
         name: ``NAME`` in a manifest's ``trainer: trainer.NAME``.
-        keys: class of the keys of ``train:`` that are no options of a phase.
+        keys: class of the keys of ``train:`` that are not options of a phase.
         settings: ``"module:function"`` from a ``TargetRun`` to the settings of a run's config. It
             is imported only if a target names the trainer.
     """

@@ -46,7 +46,7 @@ class DecisionBoundary(Stateful):
     4. *plateau*: the estimated phase is a plateau.
     5. *periodic*: ``decision_interval`` steps since the last decision.
     6. *phase_change*: another phase than at the last decision has held for ``phase_hold`` steps.
-       The end of the warm-up is no change, because nothing was known before it.
+       The end of the warm-up is not a change, because nothing was known before it.
     7. *manual*: a user asked for a strategy. A request that was postponed by one decision comes
        first at the next, or else a long plateau would postpone it forever.
 

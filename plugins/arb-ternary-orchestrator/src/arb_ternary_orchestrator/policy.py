@@ -407,7 +407,7 @@ class Orchestrator:
         comparison = compare(loop, names, setting, self.log.note)
         if not shared:
             base.release()
-        if comparison is None:  # a resumed run makes the comparison anew
+        if comparison is None:  # a resumed run repeats the comparison
             self._pending = trigger
             return [StepResult()]
 

@@ -129,8 +129,8 @@ def explosion_limit(losses: SpikeDetector, increase: float) -> float:
 
     Args:
         losses: the detector that observes the losses.
-        increase: multiple of the baseline, or the same distance above a negative baseline. Noise
-            of the usual size is no explosion, whatever ``increase`` is.
+        increase: multiple of the baseline, or the same distance above a negative baseline. Noise of
+            the usual size is not an explosion, whatever ``increase`` is.
     """
     baseline = losses.baseline
     if baseline is None:

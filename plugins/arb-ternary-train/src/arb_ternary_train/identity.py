@@ -45,7 +45,7 @@ def run_identity(config: RunConfig, data: DataSource) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return one line for each value that differs between two identities.
 
-    An option that did not exist and is null now is no difference: no config has set it.
+    An option that did not exist and is null now is not a difference: no config has set it.
     """
     old = dict(leaves(dict(before)))
     new = dict(leaves(dict(now)))

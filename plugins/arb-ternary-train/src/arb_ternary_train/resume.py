@@ -146,7 +146,8 @@ def check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
     lines = differences(checkpoint.identity, identity)
     if lines:
         hint = (
-            "Resume with the run's own config.yaml; to start anew from its weights use --init-from."
+            "Resume with the run's own config.yaml; to start a new run from its weights use "
+            "--init-from."
         )
         raise CheckpointError(
             f"{checkpoint.path}: it belongs to another run: {len(lines)} settings differ",

@@ -196,7 +196,7 @@ def restore_structures(
         checkpoint: a checkpoint of a run of ``config``.
         config: config of the run.
         device: device of the model.
-        running: phases that have been built already, by index; others are built anew.
+        running: phases that have been built already, by index; others are built here.
 
     Raises:
         CheckpointError: a phase changed the model and cannot do so again.

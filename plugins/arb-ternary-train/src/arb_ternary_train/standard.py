@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class StandardPhase:
     """Trains for ``config.steps`` steps.
 
-    A phase that trains likewise with a loop of its own overrides :meth:`make_loop`.
+    A phase that trains in the same way with a loop of its own overrides :meth:`make_loop`.
     """
 
     name = "standard"

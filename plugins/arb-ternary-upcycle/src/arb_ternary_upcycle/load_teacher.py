@@ -124,8 +124,8 @@ def _check_tokenizer(context: TrainingContext, teacher: PretrainedModel, source:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, teacher.tokenizer)
         hint = (
-            f"The teacher's is written to {file}: set `data.tokenizer` to a copy of it, and "
-            f"start anew."
+            f"The teacher's is written to {file}: set `data.tokenizer` to a copy of it, and start "
+            f"again."
         )
     raise ConfigError(f"data: its tokenizer is not that of {source}: {fault}", hint)
 

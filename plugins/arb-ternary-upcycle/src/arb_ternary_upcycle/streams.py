@@ -27,7 +27,7 @@ class Streams:
         student: its blocks before the one in training are frozen.
         teacher: of the same sizes.
         target: see ``BlockwiseConfig.distill_target``.
-        cache: None = everything is computed anew.
+        cache: None = everything is computed every time.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ def student_of(model: nn.Module) -> Decoder:
     """Return the run's model.
 
     Raises:
-        ConfigError: it is no decoder.
+        ConfigError: it is not a decoder.
     """
     if not isinstance(model, Decoder):
         raise ConfigError(

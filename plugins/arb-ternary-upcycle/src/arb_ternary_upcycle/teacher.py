@@ -79,7 +79,7 @@ def read_teacher(source: str, dtype: FloatDtype) -> PretrainedModel:
             the memory.
 
     Raises:
-        ConfigError: it is no decoder, or has parts that a float decoder does not have.
+        ConfigError: it is not a decoder, or has parts that a float decoder does not have.
         ArbError: see ``find_source``, ``Importer.load`` and ``load_run``.
     """
     with preserved_global_rng(torch.device("cpu")), torch.no_grad():

@@ -64,7 +64,7 @@ def test_report_includes_earlier_runs(first: Path, tmp_path: Path) -> None:
     second = make(tmp_path / "second", [*records, step(2, "", 9.0, "validation")], first)
     contents = gather(second)
     assert [curve.title for curve in contents.curves] == ["first: blockwise", "second: global"]
-    assert contents.curves[0].training == [(1, 2.0)]  # a loss that is no number is no point
+    assert contents.curves[0].training == [(1, 2.0)]  # a loss that is not a number is not a point
     assert (contents.curves[1].training, contents.curves[1].validation) == (
         [(1, 3.0), (2, 2.0)],
         [(1, 2.5)],

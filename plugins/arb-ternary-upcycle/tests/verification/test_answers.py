@@ -74,7 +74,7 @@ def test_choice_is_the_likeliest_continuation(
 def test_exact_answer_is_the_greedy_text(
     run: Run, report: Any, teacher: Decoder, tmp_path: Path
 ) -> None:
-    """Only printable bytes can be generated: others would be no characters."""
+    """Only printable bytes can be generated: others would not be characters."""
     with torch.no_grad():
         teacher.head.weight[:32] = 0
         teacher.head.weight[127:] = 0

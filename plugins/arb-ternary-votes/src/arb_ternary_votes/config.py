@@ -175,7 +175,8 @@ class ScaledVotesConfig:
     )
     exponent_rate: float = option(
         0.05,
-        "Rate of the exponents at the start: factors of two per step, likewise.",
+        "Rate of the exponents at the start: factors of two per step for a gradient of one "
+        "standard deviation.",
         validator=gt(0.0),
         active_when=_EXPONENTS,
     )

@@ -58,7 +58,7 @@ class NormalisedVotes(TernaryOptimizer):
     def _transform(self, name: str, module: TernaryModule) -> str | None:
         """Return what gradients of ``module`` go through before votes are cast from them.
 
-        See ``VoteState.transform``; None is no transformation.
+        See ``VoteState.transform``; None means no transformation.
         """
         return None
 

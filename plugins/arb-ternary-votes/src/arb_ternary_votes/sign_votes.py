@@ -58,7 +58,7 @@ class SignVotes(TernaryOptimizer):
         lr: rate; the effective threshold is ``clamp(ceil(accum_threshold / lr), 1, 127)``, and with
             ``lr = 0`` votes are kept but nothing flips.
         accum_threshold: votes that flip a trit; None takes each module's own. With accumulators of
-            4 or 2 bits it is 7 or 1 at most, and the effective threshold likewise.
+            4 or 2 bits it is 7 or 1 at most, and so is the effective threshold.
         e_accum_threshold: votes that move an exponent; None takes each module's own.
         band: how far exponents may move from their origin.
         leak: every this many updates the accumulators move one unit towards zero; 0 is never.

@@ -46,7 +46,7 @@ def finish(
 
 
 def say(line: str) -> None:
-    """Print progress, which is no part of the result."""
+    """Print progress, which is not part of the result."""
     click.echo(line, err=True)
 
 

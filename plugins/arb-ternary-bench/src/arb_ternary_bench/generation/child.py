@@ -108,7 +108,7 @@ def _respond_contender(request: dict[str, Any]) -> dict[str, Any]:
     shape = GenerationShape(**request["shape"])
     cases = [Case(**each) for each in request["cases"]]
     if contender.name not in LLAMA_CPP:
-        # What libraries load and allocate on their first use is no part of the model.
+        # What libraries load and allocate on their first use is not part of the model.
         warm_up(open_session(contender, _SMALL, 16, None), _SMALL.vocabulary)
     base = resident_bytes()
 

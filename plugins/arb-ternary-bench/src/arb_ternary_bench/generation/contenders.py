@@ -76,7 +76,9 @@ def obstacle(contender: Contender, shape: GenerationShape) -> str | None:
         return None
     inputs = {columns for _, _, columns in shape.matrices()}
     odd = sorted(columns for columns in inputs if columns % BLOCK)
-    return f"its rows are blocks of {BLOCK} weights, and {odd[0]} is no multiple" if odd else None
+    if not odd:
+        return None
+    return f"its rows are blocks of {BLOCK} weights, and {odd[0]} is not a multiple"
 
 
 def needed_bytes(contender: Contender, shape: GenerationShape, length: int, batch: int) -> int:

@@ -119,7 +119,7 @@ def poisoned(*outputs: tuple[tuple[int, ...], torch.dtype], device: str = "cpu")
     """Make outputs that a kernel does not write look wrong.
 
     Within the block ``torch.empty`` gives NaN, or the largest integer. Memory of the outputs' sizes
-    is filled likewise and released, for kernels that use the same allocator without torch.
+    is filled in the same way and released, for kernels that use the same allocator without torch.
     """
     before = torch.get_deterministic_debug_mode(), _filling().fill_uninitialized_memory
     # Only the filling is wanted: with "warn", an operation without a deterministic form would warn

@@ -39,7 +39,7 @@ def respond(request: dict[str, Any]) -> dict[str, int]:
     name = request["name"]
     shape = StepShape(**request["shape"])
     with on_device(shape.device):
-        # What libraries load and allocate on their first use is no part of the model.
+        # What libraries load and allocate on their first use is not part of the model.
         build_trainee(name, evolve(shape, out_features=64, in_features=64, rows=8)).step()
         base = device_bytes(shape.device)
         trainee = build_trainee(name, shape)

@@ -120,7 +120,7 @@ def rule_record(
 ) -> dict[str, Any]:
     """Return the record of a rule; ``final`` is empty if no trial could be chosen."""
     losses = [outcome["loss"] for outcome in final]
-    # A seed that failed is no number, and a mean without it would be that of the lucky ones.
+    # A seed that failed is not a number, and a mean without it would be that of the lucky ones.
     complete = bool(losses) and None not in losses
     deviation = None
     if complete:

@@ -145,7 +145,7 @@ def respond(request: dict[str, Any], orders: Iterable[str]) -> Iterator[dict[str
         yield asdict(profile_steps(way, size, request["seed"]))
         return
 
-    # What libraries load and allocate on their first use is no part of the model.
+    # What libraries load and allocate on their first use is not part of the model.
     Learner(evolve(way, name=way.name.removesuffix("/compiled")), SIZES["tiny"]).step()
     base = resident_bytes()
 

@@ -10,7 +10,7 @@ from arb_ternary_text.models.config import DecoderConfig
 def architecture_of(config: DecoderConfig, *, reglu2: bool = False) -> Architecture:
     """Return the architecture whose programs compute this decoder.
 
-    Constant powers of two in front of updates and logits are no obstacle:
+    Constant powers of two in front of updates and logits are allowed:
     :func:`.weights.exported_weight` multiplies the weights by them.
 
     Args:

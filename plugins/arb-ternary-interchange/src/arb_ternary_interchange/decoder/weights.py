@@ -113,7 +113,7 @@ def weight_paths(model: Decoder) -> Iterator[str]:
     for number, block in enumerate(model.blocks):
         if not isinstance(block, Block) or isinstance(block.feed_forward, Experts):
             raise ConfigError(
-                f"model: block {number} is no plain block of the decoder, and exporters know no "
+                f"model: block {number} is not a plain block of the decoder, and exporters know no "
                 f"other",
                 "The nearest preset is `architecture: llama`, without experts.",
             )

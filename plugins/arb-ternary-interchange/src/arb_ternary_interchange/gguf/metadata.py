@@ -131,7 +131,7 @@ class Metadata(Mapping[str, Any]):
             return float(value)
         if type(value) is not type_:
             raise DataError(
-                f"{self._path}: {key!r} is of kind {self.kind(key).name.lower()}, which is no "
+                f"{self._path}: {key!r} is of kind {self.kind(key).name.lower()}, which is not "
                 f"{type_.__name__}"
             )
         return value

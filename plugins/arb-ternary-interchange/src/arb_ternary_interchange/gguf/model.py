@@ -172,7 +172,8 @@ class GgufModel:
         kv_heads = self._key("attention.head_count_kv", int, heads)
         if min(width, heads, kv_heads) < 1 or heads % kv_heads:
             raise DataError(
-                f"{path}: {width} features, {heads} heads and {kv_heads} of keys are no attention"
+                f"{path}: {width} features, {heads} heads and {kv_heads} of keys do not make an "
+                f"attention"
             )
         head_dim = self._key("attention.key_length", int, width // heads)
         for key in ("attention.value_length", "rope.dimension_count"):

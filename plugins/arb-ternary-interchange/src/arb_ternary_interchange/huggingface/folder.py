@@ -73,7 +73,8 @@ def _indexed(index: Path) -> dict[str, SafetensorsFile]:
     for name, file_name in placed.found.items():
         if type(file_name) is not str or Path(file_name).name != file_name or "\0" in file_name:
             raise DataError(
-                f"{index}: 'weight_map': {name[:120]!r} is in {file_name!r}, which is no file name"
+                f"{index}: 'weight_map': {name[:120]!r} is in {file_name!r}, which is not a file "
+                f"name"
             )
         if file_name not in opened:
             opened[file_name] = SafetensorsFile(index.parent / file_name)
@@ -107,7 +108,7 @@ def model_folder(source: Path) -> Path:
     snapshots = source / "snapshots"
     if not snapshots.is_dir():
         raise DataError(
-            f"{source}: is no model folder: it has no config.json",
+            f"{source}: is not a model folder: it has no config.json",
             "Give a folder that transformers has saved, one of the hub's cache "
             "(models--org--name), or hf://org/name.",
         )

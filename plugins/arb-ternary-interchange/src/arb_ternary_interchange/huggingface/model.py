@@ -186,7 +186,7 @@ class HfModel:
     # --- scales and biases
 
     def _has_scale(self, path: str) -> bool:
-        """Whether the tensor at ``path`` has a scale; raises DataError if that is no number."""
+        """Whether the tensor at ``path`` has a scale; raises DataError if that is not a number."""
         stored = NAMES.name(path)
         name = f"{stored}_scale"
         entry = self.weights.entry(name)
@@ -207,7 +207,7 @@ class HfModel:
         name = f"{NAMES.name(path)}_scale"
         value = float(self.weights.read(name))
         if not 1e-30 < value < 1e30:
-            raise DataError(f"{self.weights.where(name)}: {value} is no scale")
+            raise DataError(f"{self.weights.where(name)}: {value} is not a scale")
         quantization = self.config.quantization
         divides = quantization is not None and quantization.divides
         return torch.tensor([1 / value if divides else value])

@@ -41,7 +41,7 @@ def unpack(packed: Tensor, where: str) -> Tensor:
             row, column = (int(at) for at in torch.nonzero(codes == 3)[0])
             raise DataError(
                 f"{where}: the code of row {row + place * quarter}, column {column} is 3, which is "
-                f"no trit"
+                f"not a trit"
             )
         torch.sub(codes.view(torch.int8), 1, out=part)
     return trits

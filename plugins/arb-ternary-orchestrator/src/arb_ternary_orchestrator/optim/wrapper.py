@@ -49,7 +49,7 @@ class FloatWrapper(Optimizer):
         state: the wrapper's own state, by parameter.
 
     Raises:
-        ConfigError: ``inner`` is no optimizer, or does not only train float parameters.
+        ConfigError: ``inner`` is not an optimizer, or does not only train float parameters.
     """
 
     #: Whether a gradient that is not finite drops the update before any state has changed.

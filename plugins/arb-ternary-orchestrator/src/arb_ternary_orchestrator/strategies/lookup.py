@@ -38,7 +38,7 @@ def find_strategy(name: str) -> Strategy:
     Raises:
         UsageProblem: there is none; the hint names the nearest and lists all.
         EnvironmentProblem: two plugins have one of this name.
-        ComponentError: what a plugin registered is no strategy.
+        ComponentError: what a plugin registered is not a strategy.
     """
     registry = manager().registry
     found = registry.by_name(arb_register_strategies.__name__)

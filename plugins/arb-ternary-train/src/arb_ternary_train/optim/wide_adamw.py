@@ -26,7 +26,7 @@ class WideAdamW(torch.optim.AdamW):
     The master weight learns, and the parameter is its rounding. A squared gradient below 6e-8 is 0
     in float16, so torch would divide by ``eps``, and an update of less than a thousandth of a
     weight would be lost. If a parameter was changed from outside since the last step, its master
-    weight is copied anew. Parameters of other dtypes are left to torch.
+    weight is copied again. Parameters of other dtypes are left to torch.
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -173,7 +173,7 @@ def _refuse_options_of_the_config(ctx: click.Context) -> None:
             flag = "--" + name.replace("_", "-") if name != "overrides" else "-o"
             raise UsageProblem(
                 f"{flag}: has no effect with --resume, which continues with the existing config",
-                "Leave it out, or start anew in another folder.",
+                "Leave it out, or start again in another folder.",
             )
 
 

@@ -17,7 +17,7 @@ from arb_ternary_interchange.decoder.scales import CELLS
 
 #: What shares an exponent: that many columns of a row, a row, or the whole matrix.
 Grouping = int | Literal["row", "tensor"]
-#: Smallest and largest exponent; 2**-127 and 2**-128 are no normal float32 numbers.
+#: Smallest and largest exponent; 2**-127 and 2**-128 are not normal float32 numbers.
 EXPONENTS: Final = (-126, 127)
 
 

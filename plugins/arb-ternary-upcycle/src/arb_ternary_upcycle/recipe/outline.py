@@ -88,7 +88,7 @@ def read_outline(source: str) -> TeacherOutline:
             ``hf://org/name``.
 
     Raises:
-        ConfigError: it is no decoder.
+        ConfigError: it is not a decoder.
         ArbError: there is no such teacher, or nothing installed reads it; see ``find_source`` and
             ``Importer.load``.
     """

@@ -27,7 +27,7 @@ def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> T
 
     Args:
         query_NSE: queries before the rotary embedding, all heads of a position in a row.
-        key_NSE: keys likewise.
+        key_NSE: keys in the same layout.
         config: the teacher's options.
 
     Returns:

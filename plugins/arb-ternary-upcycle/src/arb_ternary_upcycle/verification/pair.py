@@ -185,7 +185,7 @@ def open_pair(context: TrainingContext, teacher: Path | None) -> Pair:
     The teacher is the one that is named, or the newest of the stages prepared and teacher.
 
     Raises:
-        ConfigError: the run's model is no decoder.
+        ConfigError: the run's model is not a decoder.
         DataError: there is no teacher, or it has another number of ids.
     """
     student = context.model
@@ -199,7 +199,7 @@ def open_pair(context: TrainingContext, teacher: Path | None) -> Pair:
         raise DataError(
             f"{found.path}: the teacher has {found.vocabulary_size:,} ids, the student "
             f"{student.vocabulary_size:,}",
-            "Give the data the teacher's tokenizer, and start the run anew.",
+            "Give the data the teacher's tokenizer, and start the run again.",
         )
     return Pair(found, student, context.device)
 
