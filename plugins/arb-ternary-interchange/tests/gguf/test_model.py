@@ -294,7 +294,7 @@ WRONG: dict[str, tuple[dict[str, Value | None], str]] = {
         {"llama.attention.head_count": Array(Kind.UINT32, [4] * 1000)},
         "'llama.attention.head_count' differs from layer to layer",
     ),
-    "heads": ({"llama.attention.head_count": u32(0)}, "are no attention"),
+    "heads": ({"llama.attention.head_count": u32(0)}, "do not make an attention"),
     "odd": (
         {"llama.attention.key_length": u32(63)},
         "attention.value_length is not the 63 features of a head",
