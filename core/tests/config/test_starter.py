@@ -32,7 +32,7 @@ def study(text: str, registry: Any) -> components.Study:
     return structure(components.Study, read_yaml(text, "arb.yaml"), registry)
 
 
-def test_a_comment_stands_beside_every_option(text: str, registry: Any) -> None:
+def test_every_option_has_a_comment(text: str, registry: Any) -> None:
     assert (
         text
         == """\

@@ -263,7 +263,7 @@ def test_a_name_of_two_plugins_belongs_to_neither(install_plugin, capsys):
     )
 
 
-def test_disabling_one_of_two_rivals_settles_the_conflict(install_plugin, monkeypatch):
+def test_disabling_one_of_two_rivals_ends_the_conflict(install_plugin, monkeypatch):
     install_plugin("one", OPTIMIZER)
     install_plugin("two", OPTIMIZER)
     monkeypatch.setenv("ARB_PLUGINS_DISABLED", "two")

@@ -46,7 +46,7 @@ def test_compare_trains_every_config_with_the_same_seeds(
     assert (ternary["name"], float32["name"]) == ("ternary", "float")
     assert ternary["float_parameters"] == 0
     assert float32["parameters"] == float32["float_parameters"]
-    # A float parameter and two moments of AdamW: 96 bits; one step counter a tensor on top.
+    # A float parameter and two moments of AdamW: 96 bits; one step counter per tensor on top.
     assert 96 <= float32["state_bits_per_parameter"] < 98
     assert ternary["tokens"] == float32["tokens"] == 2 * 2 * 16
     assert ternary["bigram_entropy"] == float32["bigram_entropy"]

@@ -133,7 +133,7 @@ def test_resume_between_two_draws_is_bitwise(
 
     monkeypatch.setattr(wrapper, "_wants_step", stopped)
     assert train(optimizer) == 130
-    assert calls[-1] == 2  # four draws a step, so that the tenth is the second of the third step
+    assert calls[-1] == 2  # four draws per step, so that the tenth is the second of the third step
     assert train(optimizer, "--resume") == 0
     assert [record["draws"] for record in steps()] == [4] * 6
     assert Path("run/metrics.jsonl").read_bytes() == Path("whole/metrics.jsonl").read_bytes()

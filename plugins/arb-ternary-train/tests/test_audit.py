@@ -46,7 +46,7 @@ def test_audit_counts_moments_and_tied_tensors_once() -> None:
 
 def test_a_large_layer_takes_the_bits_of_the_format() -> None:
     layer = TernaryLinear(4096, 256, group_size=128)
-    # 2 + 8 + 16 / 128 bits, and 33 bytes of control words and origin a layer.
+    # 2 + 8 + 16 / 128 bits, and 33 bytes of control words and origin per layer.
     assert audit(layer).state_bits_per_parameter == pytest.approx(
         10.125 + 33 * 8 / (4096 * 256), abs=1e-9
     )

@@ -281,9 +281,7 @@ def test_skipped_head_has_the_size_of_the_data(tiny: Any, letters: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_killed_start_keeps_what_it_was_told_to_skip(
-    tiny: Any, letters: Path, files_in: Any
-) -> None:
+def test_a_killed_start_keeps_what_it_has_to_skip(tiny: Any, letters: Path, files_in: Any) -> None:
     first, _ = tiny.run("first")
     told = {"init_from": first.path, "init_skip": ("embedding", "head")}
     whole, _ = tiny.run("whole", f"data.path={letters}", **told)

@@ -105,7 +105,7 @@ def test_a_grown_micro_batch_is_the_next_batches_in_a_row() -> None:
     assert numbers.closed
 
 
-def test_a_run_takes_as_many_tokens_as_its_doublings_say(tiny: Any) -> None:
+def test_doublings_determine_the_tokens_of_a_run(tiny: Any) -> None:
     change = "phases.0.batch_doublings=[0.5,0.75]"
     run, report = tiny.run("run", change)
     train = [each for each in read_metrics(run.metrics_file) if each["event"] == "train"]

@@ -54,7 +54,7 @@ def test_moments_of_an_embedding_are_not_charged_to_the_linears() -> None:
     assert state.weights == WEIGHTS
     assert state.gradient_bytes == 0
     # 2 bits of packed trits and 8 of votes; an exponent and a vote of it a row; an origin and 4
-    # control words a matrix.
+    # control words per matrix.
     assert state.state_bytes == 10 * WEIGHTS // 8 + 2 * (5 * 128 + 256) + 6 * (1 + 4 * 8)
 
 

@@ -187,8 +187,8 @@ def test_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["teacher"]["parameters"] == 2 * block + 2 * 256 * 32 + 5 * 32
     assert sum(row["weights"] for row in found["linears"]) == 2 * block
     by_name = {row["name"]: row for row in found["linears"]}
-    # Two bits a trit and eight for the exponent of a row of 32; in training an accumulator of eight
-    # bits for each.
+    # Two bits per trit and eight for the exponent of a row of 32; in training an accumulator of
+    # eight bits for each.
     assert by_name["blocks.*.attention.query"]["bits"] == 2 + 8 / 32
     assert by_name["blocks.*.attention.query"]["training_bits"] == 10 + 16 / 32
     stages = {row["phase"]: row for row in found["stages"]}

@@ -282,7 +282,7 @@ def test_state_is_integer_and_counted(bits: int, most: float) -> None:
     counted = audit(module, optimizer)
     assert counted.optimizer_bytes == 2 * (384 + 192) + 2
     assert counted.float_parameters == counted.float_buffers == 0
-    # Trits and accumulators, two bytes a row of exponents, and the magnitudes, the level and the
+    # Trits and accumulators, two bytes per row of exponents, and the magnitudes, the level and the
     # control words.
     expected = 2 + bits + 8 * (2 * 192 + 2 * (384 + 192) + 2 + 8 * 4 + 1) / (384 * 192)
     assert counted.state_bits_per_parameter == pytest.approx(expected, abs=1e-9)

@@ -421,8 +421,8 @@ def test_state_is_integer_and_counted():
     counted = audit(module, optimizer)
     assert counted.optimizer_bytes == 2 * (384 + 192)
     assert counted.float_parameters == counted.float_buffers == 0
-    # 2 + 8 bits, two bytes a row of exponents, two bytes a row and a column of magnitudes, and the
-    # control words.
+    # 2 + 8 bits, two bytes per row of exponents, two bytes per row and per column of magnitudes,
+    # and the control words.
     assert counted.state_bits_per_parameter == pytest.approx(
         10 + 8 * (2 * 192 + 2 * (384 + 192) + 8 * 4 + 1) / (384 * 192), abs=1e-9
     )

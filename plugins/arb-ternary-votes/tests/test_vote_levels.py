@@ -167,7 +167,7 @@ def test_value_of_a_vote_is_clip_times_rate_per_microbatch(rate, casts, unit):
     sums = torch.arange(-3, 5, dtype=torch.int16).unsqueeze(1).expand(8, 64)
     module.sums.casts = casts
     votes = optimizer.whole_votes(module, sums, 0)
-    # 64 quanta a trit, 2.5 deviations: whole numbers, so that there is nothing to round.
+    # 64 quanta per trit, 2.5 deviations: whole numbers, so that there is nothing to round.
     assert torch.equal(votes, sums.to(torch.int32) * unit)
 
 

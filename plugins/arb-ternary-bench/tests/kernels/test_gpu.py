@@ -133,7 +133,7 @@ def test_measuring_goes_by_the_clock_that_is_given() -> None:
     assert (timing.least, timing.median) == (2e-3, 2e-3)
 
 
-def test_what_a_clock_takes_beside_a_call_is_a_part_of_its_time() -> None:
+def test_overhead_of_a_clock_is_a_part_of_its_time() -> None:
     calls = {
         spacing: measure(
             [Variant(name="a", call=lambda _: None)],

@@ -87,7 +87,7 @@ def test_row_and_column_floats_travel_once_per_round_each_way() -> None:
     assert back["inside_bytes"] == pytest.approx(floats * 3 / 4)
 
 
-def test_float_parts_beside_votes_are_summed_in_order_in_float32() -> None:
+def test_float_parts_with_votes_are_summed_in_order() -> None:
     some = ModelSizes(matrices=MILLION.matrices, float_parameters=1000)
     difference = row("votes", model=some)["inside_bytes"] - row("votes")["inside_bytes"]
     # To owners: one of four parts is inside; back: half of the three that are passed on.

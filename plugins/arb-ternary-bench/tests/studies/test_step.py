@@ -46,7 +46,7 @@ def test_every_way_changes_weights_and_frees_gradients(name: str, shape: StepSha
 
 
 @pytest.mark.parametrize("shape", [LINEAR, BLOCK], ids=["linear", "block"])
-def test_all_train_as_many_weights(shape: StepShape) -> None:
+def test_all_train_the_same_number_of_weights(shape: StepShape) -> None:
     wanted = 48 * 64 if shape is LINEAR else 4 * 64 * 64 + 3 * 64 * 96
     assert {build_trainee(name, shape).weights() for name in EAGER} == {wanted}
 

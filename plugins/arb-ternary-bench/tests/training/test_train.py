@@ -88,7 +88,7 @@ def test_all_ways_are_listed_once_and_chosen_by_patterns() -> None:
 
 
 @pytest.mark.parametrize("way", EAGER, ids=lambda way: way.name)
-def test_every_way_learns_and_trains_as_many_weights(way: TrainWay) -> None:
+def test_every_way_learns_with_the_same_number_of_weights(way: TrainWay) -> None:
     learner = Learner(way, TINY)
     losses = learner.check()
     assert losses[-1] < losses[0]

@@ -475,7 +475,7 @@ def test_a_bitnet_with_a_head_of_its_own_is_held_by_options(restated: Restated, 
         ),
     ],
 )
-def test_the_tokenizer_travels_and_has_as_many_ids_as_the_model(
+def test_the_tokenizer_travels_and_fits_the_ids_of_the_model(
     tokenizer: Any, attached: Any, data: Any
 ) -> None:
     source = published("llama")

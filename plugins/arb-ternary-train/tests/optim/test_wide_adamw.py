@@ -115,7 +115,7 @@ def test_a_closure_is_called_once_and_its_loss_comes_back() -> None:
     assert len(calls) == 1
 
 
-def test_hooks_are_called_once_a_step() -> None:
+def test_hooks_are_called_once_per_step() -> None:
     # torch then wraps its own class's step too
     build(CONFIG, Trainable(floats=parameters(torch.float32))).step()
     optimizer = build(CONFIG, Trainable(floats=parameters(torch.float16)))

@@ -83,7 +83,7 @@ def test_weight_bytes_exclude_votes(small: DecoderConfig, model: Decoder) -> Non
     numbers, size = weight_bytes(ternary)
     weights = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 64) + 2 * 256 * 32
     assert numbers == weights
-    # Two bits a trit, and an exponent and its origin for each 32 of them, at most; votes, a byte
+    # Two bits per trit, and an exponent and its origin for each 32 of them, at most; votes, a byte
     # each, are not there.
     assert weights / 4 <= size < weights / 4 + weights / 8
 

@@ -116,7 +116,7 @@ def test_later_blocks_do_not_run(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Block, "forward", counted)
     tiny.run("run", tiny.phase("blockwise", steps=3))
-    # Two samples a step run alone through the first block where the second learns.
+    # Two samples per step run alone through the first block where the second learns.
     assert sorted(value for value in ran.values() if value) == [3, 3 + 2 * 3]
 
 
