@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from arb_ternary.errors import DataError
 
-#: Most trits in a byte of a file.
+#: Largest number of trits in a byte of a file.
 _DENSEST: Final = 5
 #: Tensors of a weight's size that a module makes while it is built: trits, votes, packed forms.
 _COPIES: Final = 4

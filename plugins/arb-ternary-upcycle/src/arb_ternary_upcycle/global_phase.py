@@ -1,6 +1,6 @@
 """The phase ``global``: the whole student learns the next token and the teacher's predictions.
 
-A student that is far from its teacher is refused: something before this phase needs to be mended.
+A student that is far from its teacher is refused: something before this phase has to be fixed.
 """
 
 from __future__ import annotations

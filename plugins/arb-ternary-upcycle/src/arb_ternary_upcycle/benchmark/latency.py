@@ -33,7 +33,7 @@ def measure_latency(
     timed: int,
     between: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Time all models on random prompts, in turns, so that a slow moment meets each of them.
+    """Time all models on random prompts, in turns, so that a slow moment affects all of them.
 
     ``arb bench generate`` measures random weights in processes of their own; here they are those of
     the run, in its process.
