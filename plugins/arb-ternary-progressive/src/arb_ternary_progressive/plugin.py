@@ -77,6 +77,6 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="progressive",
             target="arb_ternary_progressive.cli:progressive",
-            summary="plan runs that grow a model stack by stack",
+            summary="Plan runs that grow a model stack by stack.",
         ),
     )
