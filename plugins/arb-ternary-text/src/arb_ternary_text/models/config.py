@@ -328,9 +328,8 @@ class DecoderConfig:
     )
     row_scales: bool = option(
         False,
-        "each row of a ternary linear has a learned factor in addition to its exponents: a float, "
-        "trained "
-        "like other float parts, or, with vector_trits, ternary",
+        "each row of a ternary linear has a learned factor in addition to its exponents; it is a "
+        "float, trained like other float parts, or, with vector_trits, ternary",
         validator=instance_of(bool),
         active_when=_voting_linears,
     )
