@@ -20,9 +20,10 @@ class Bits:
         @T.macro
         def hashed(index: Any, key_0: Any, key_1: Any) -> Any:
             x = T.alloc_var("uint32")
-            x = T.cast(index, "uint32") * T.uint32(0x9E3779B1) + T.reinterpret(
-                T.if_then_else(T.cast(index >> T.int64(32), "int32") == 0, key_0, key_1), "uint32"
-            )
+            # A comparison, not a shift by 32 bits: TVM narrows the index to 32 bits where a
+            # tensor is small, and refuses the shift then.
+            key = T.if_then_else(index < T.int64(1 << 32), key_0, key_1)
+            x = T.cast(index, "uint32") * T.uint32(0x9E3779B1) + T.reinterpret(key, "uint32")
             x = x ^ (x >> T.uint32(16))
             x = x * T.uint32(0x7FEB352D)
             x = x ^ (x >> T.uint32(15))
