@@ -29,7 +29,7 @@ from arb_ternary_bench.runs import Outcome, PlannedRun, RunPool, choose, loss_of
 from arb_ternary_bench.study import Session, Study
 from arb_ternary_bench.table import Column, Record, ResultTable, number
 
-_GRID: Final = Path(__file__).with_name("ladder.yaml")
+LADDER_GRID: Final = Path(__file__).with_name("ladder.yaml")
 #: Samples of a batch, predictions of a sample; optimizer steps of a run and of a trial.
 BATCH: Final = 16
 BLOCK: Final = 128
@@ -261,7 +261,7 @@ def run(options: LadderOptions, session: Session) -> dict[str, Any]:
     }
     folder = session.folder.resolve()
     with study_folder(folder, facts, jobs=options.jobs, threads=1, say=session.say) as pool:
-        grid = read_yaml(_GRID.read_text(encoding="utf-8"), _GRID.name).data
+        grid = read_yaml(LADDER_GRID.read_text(encoding="utf-8"), LADDER_GRID.name).data
         ladder = _Ladder(grid, divide_text(text, folder), options)
         tried, chosen = _tune(ladder, pool)
         finals = []
@@ -278,7 +278,7 @@ def run(options: LadderOptions, session: Session) -> dict[str, Any]:
             for name, outcome in tried.items()
         },
         "settings": {way: [asdict(each) for each in pair] for way, pair in chosen.items()},
-        "finals": {name: _final(outcome) for name, outcome in outcomes.items()},
+        "finals": {name: final_record(outcome) for name, outcome in outcomes.items()},
     }
 
 
@@ -301,7 +301,8 @@ def _tune(
     return tried, {way: (best[way, NARROW], best[way, WIDE]) for way in ways}
 
 
-def _final(outcome: Outcome) -> dict[str, Any]:
+def final_record(outcome: Outcome) -> dict[str, Any]:
+    """Return what the result keeps of the outcome of a final run."""
     labels = ("way", "width", "seed", "floats", "votes", "options")
     # What votes are cast of is used up in backward, a matrix at a time.
     dtype_bytes = 2 if outcome["config"]["phases"][0].get("dtype") == "bfloat16" else 4
