@@ -20,6 +20,7 @@ from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes
 
 pytestmark = pytest.mark.interpreted
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Reads(TorchDispatchMode):
@@ -67,7 +68,7 @@ def test_spread_of_moved_exponents_is_found_on_the_host(
             TernaryLinear(32, 32, group_size=32, gradients="int8", backend="triton")
             for _ in range(depth)
         ]
-        model = nn.Sequential(*layers)
+        model = nn.Sequential(*layers).to(DEVICE)
         moves = 0
         host = [tensor for layer in layers for tensor in (layer.control, layer.vote_limits)]
 
@@ -77,7 +78,7 @@ def test_spread_of_moved_exponents_is_found_on_the_host(
             return lists(self)
 
         optimizer = rule(name, model)
-        x = torch.randn(8, 32)
+        x = torch.randn(8, 32).to(DEVICE)
         with monkeypatch.context() as patched:
             patched.setattr(floors.Arriving, "__init__", sent)
             patched.setattr(floors.Arriving, "read", asked)

@@ -78,15 +78,27 @@ def _plain_strides(matrix: Tensor) -> Tensor:
 
 
 def _padded_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """``a @ b`` with padding: the CUDA library takes more than 16 rows and multiples of 8 only."""
+    """``a @ b`` by the CUDA library.
+
+    It takes more than 16 rows, an inner dimension of more than 16, and multiples of 16 only (seen
+    on an H100 with CUDA 13.0).
+    """
     rows, inner = a_MK.shape
     columns = b_KN.shape[1]
-    more_rows = max(0, 32 - rows)
-    more_inner = -inner % 8
-    more_columns = -columns % 8
-    a = torch.nn.functional.pad(a_MK, (0, more_inner, 0, more_rows))
-    b = torch.nn.functional.pad(b_KN, (0, more_columns, 0, more_inner))
+    more_inner = -inner % 32
+    a = _aligned(a_MK, more_rows=max(-rows % 16, 32 - rows), more_columns=more_inner)
+    b = _aligned(b_KN, more_rows=more_inner, more_columns=-columns % 16)
     return torch._int_mm(a, b)[:rows, :columns]
+
+
+def _aligned(matrix: Tensor, *, more_rows: int, more_columns: int) -> Tensor:
+    """Return a matrix with more rows and columns of zeros, whose lines start at 16 bytes."""
+    if more_rows or more_columns:
+        return torch.nn.functional.pad(matrix, (0, more_columns, 0, more_rows))
+    lines_aligned = max(matrix.stride()) % 16 == 0 and min(matrix.stride()) == 1
+    if lines_aligned and matrix.data_ptr() % 16 == 0:
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
 
 
 def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> Tensor:

@@ -139,7 +139,9 @@ def _quantising_linear(cell: Cell, operands: Operands, name: str, weights: Copie
     quantise = kernel(name, "quantize_rows")
     x = operands.x
     shape = cell.shape
-    scale = x.abs().amax(dim=1) / 127.0
+    # By a tensor: on a GPU, division by a number is a product with its rounded reciprocal.
+    largest = x.abs().amax(dim=1)
+    scale = largest / torch.full_like(largest, 127.0)
     q = (x / scale.unsqueeze(1)).round().to(torch.int8)
     wanted = exact_linear(q, scale, operands.trits, operands.exponent, shape)
 

@@ -70,7 +70,9 @@ def _check(
         x = values
         if cell.op == "rms_norm_quantize":
             x = values * torch.rsqrt(values.square().mean(dim=1, keepdim=True) + _EPS)
-        wanted_scale = x.abs().amax(dim=1) / 127.0
+        largest = x.abs().amax(dim=1)
+        # By a tensor: on a GPU, division by a number is a product with its rounded reciprocal.
+        wanted_scale = largest / torch.full_like(largest, 127.0)
         wanted_q = (x / wanted_scale.unsqueeze(1)).round().to(torch.int8)
     if cell.op != "rms_norm_quantize":
         check_equal(f"{what}, scales", scale, wanted_scale)

@@ -2,7 +2,7 @@
 
 A decoder of 16 million linear weights reads the Python source of installed packages. The settings
 are those that the study ``ladder`` chose. A step takes a larger batch here, so that trials of a
-quarter of the length choose a factor of their rates, for every way the same factors. The runs can
+tenth of the length choose a factor of their rates, for every way the same factors. The runs can
 share one GPU, since a model of this size does not fill it: what is measured then is the loss, and
 speeds are not comparable.
 """
@@ -49,7 +49,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 WIDTH: Final = 640
 POINTS: Final = 16
 #: A trial takes this part of the steps of a final run.
-TRIAL_PART: Final = 4
+TRIAL_PART: Final = 10
 
 
 @frozen(kw_only=True)
@@ -59,11 +59,11 @@ class ScaleOptions:
     tokens: int = option(
         40_000_000, "tokens of a run, rounded up to whole steps", validator=positive
     )
-    batches: int = option(8, "how many batches of the ladder a step takes", validator=positive)
+    batches: int = option(16, "how many batches of the ladder a step takes", validator=positive)
     ways: tuple[str, ...] = option(tuple(SETTINGS), f"ways of training, of {', '.join(SETTINGS)}")
     seeds: tuple[int, ...] = option((0,), "seeds of every way")
     factors: tuple[float, ...] = option(
-        (1.0, 1.6, 2.5), "trials of every way: the ladder's rates times each of these"
+        (0.5, 0.7, 1.0), "trials of every way: the ladder's rates times each of these"
     )
     packages: tuple[str, ...] = option(
         ("torch", "transformers"), "installed packages whose Python source is the text"
