@@ -49,6 +49,7 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/sizes.py --check > /dev/null
 	$(BIN)/mypy
 
 docs: $(VENV)/dev

@@ -20,19 +20,20 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
-#: Largest number of AST nodes by package, in thousands.
+#: Largest number of AST nodes by package, in thousands. A change that needs more raises its line
+#: here, where a reviewer sees it.
 BUDGETS = {
-    "core": 46,
-    "arb-ternary-train": 58,
+    "core": 56.5,
+    "arb-ternary-train": 54,
     "arb-ternary-distributed": 24,
-    "arb-ternary-interchange": 42,
-    "arb-ternary-manifests": 14,
-    "arb-ternary-text": 40,
-    "arb-ternary-upcycle": 46,
-    "arb-ternary-progressive": 30,
-    "arb-ternary-orchestrator": 20,
-    "arb-ternary-bench": 60,
-    "arb-ternary-testing": 30,
+    "arb-ternary-interchange": 42.6,
+    "arb-ternary-manifests": 15.4,
+    "arb-ternary-text": 37,
+    "arb-ternary-upcycle": 50.8,
+    "arb-ternary-progressive": 38.4,
+    "arb-ternary-orchestrator": 25.7,
+    "arb-ternary-bench": 62,
+    "arb-ternary-testing": 30.5,
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
     "arb-ternary-qat": 5.9,
@@ -45,10 +46,10 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.2,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 490
+TOTAL = 563
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
-DENSITIES = {"core": 8.5, "arb-ternary-train": 8.5}
+DENSITIES = {"arb-ternary-train": 8.5}
 
 
 class Size(NamedTuple):
