@@ -196,10 +196,12 @@ def test_without_a_good_checkpoint_every_problem_is_listed(
 ) -> None:
     assert CheckpointStore(tmp_path / "nothing").newest_good() == (None, ())
     store = CheckpointStore(tmp_path)
-    (save(store, 1) / "state.json").write_text("{}")
-    checkpoint, problems = store.newest_good()
-    assert checkpoint is None
-    assert len(problems) == 1
+    for step in (1, 2):
+        (save(store, step) / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="none of the checkpoints can be read") as raised:
+        store.newest_good()
+    assert raised.value.hint.count("state.json: the file is truncated or altered") == 2
+    assert names(store) == ["step-00000002", "step-00000001"]
     with pytest.raises(CheckpointError, match="there is no checkpoint here yet"):
         CheckpointStore(tmp_path / "nothing").latest()
 

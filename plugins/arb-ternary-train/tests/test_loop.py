@@ -599,7 +599,7 @@ def test_votes_are_dropped_with_a_resumed_step(
     assert [name for name in ends[0] if not torch.equal(ends[0][name], ends[1][name])] == []
 
 
-def test_without_a_scaler_no_accumulators_are_kept_for_undoing(
+def test_without_float_gradients_no_accumulators_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from arb_ternary_train import loop as module
@@ -607,6 +607,7 @@ def test_without_a_scaler_no_accumulators_are_kept_for_undoing(
     assert ternary_loop(monkeypatch, ())[1].table.undoable
     monkeypatch.setattr(module, "scaler_for", scaler_for)
     context = Context(TernaryNet(), lambda _: None)
+    context.model.requires_grad_(False)
     table: Any = {"table": context.model.table}
     context.make_optimizer = lambda choice=None, factors=None: SignVotes(table)  # type: ignore[method-assign]
     TrainingLoop(context, LoopOptions(steps=1, batch_size=4, block_size=5), "phase 0")  # type: ignore[arg-type,call-arg]

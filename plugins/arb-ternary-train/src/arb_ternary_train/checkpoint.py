@@ -73,10 +73,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     manifest = fmt.read_manifest(path / _MANIFEST)
     for name, facts in manifest["files"].items():
         file = path / name
-        if file.exists() and file.stat().st_size != facts["size"]:
+        try:
+            size = file.stat().st_size
+        except FileNotFoundError:
+            continue  # reading it below names what is missing
+        except OSError as error:
+            raise fmt.unreadable(file, error) from error
+        if size != facts["size"]:
             raise CheckpointError(
-                f"{file}: the file is truncated or altered: {file.stat().st_size} bytes, should be "
-                f"{facts['size']}"
+                f"{file}: the file is truncated or altered: {size} bytes, should be {facts['size']}"
             )
 
     def tensors_in(name: str) -> fmt.VerifiedTensors:
@@ -88,9 +93,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     tensors = tensors_in(_STATE_TENSORS)
 
     file = path / _STATE
-    if not file.exists():
-        raise CheckpointError(f"{file}: there is no such file; the checkpoint is incomplete")
-    found = fmt.file_digest(file)
+    found = fmt.verified_digest(file)
     if found != manifest["files"][_STATE]["sha256"]:
         raise CheckpointError(
             f"{file}: the file is damaged: its checksum {found[:16]}... is not the one in the "
@@ -188,12 +191,19 @@ class CheckpointStore:
         return final
 
     def paths(self) -> list[Path]:
-        """Return the complete checkpoints, newest first."""
-        if not self.root.is_dir():
+        """Return the complete checkpoints, newest first.
+
+        Raises:
+            CheckpointError: the folder is something else, or cannot be read.
+        """
+        try:
+            found = [
+                path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()
+            ]
+        except FileNotFoundError:
             return []
-        found = [
-            path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()
-        ]
+        except OSError as error:
+            raise fmt.unreadable(self.root, error) from error
         return sorted(found, key=_order, reverse=True)
 
     def latest(self) -> Path:
@@ -210,19 +220,32 @@ class CheckpointStore:
     def newest_good(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
         """Return the newest checkpoint that can be read, and what was wrong with each newer one.
 
-        Damaged checkpoints are moved to ``set-aside/``, so that they can still be examined.
+        Damaged checkpoints are moved to ``set-aside/``, so that they can still be examined. The
+        result is None only if there is no checkpoint at all.
+
+        Raises:
+            CheckpointError: there are checkpoints and none can be read, or one is of a newer
+                version, or the system refuses to read one. Nothing is changed.
         """
-        problems: list[str] = []
+        faults: list[str] = []
         for path in self.paths():
             try:
                 checkpoint = read_checkpoint(path)
+            except fmt.UnreadableCheckpoint:
+                raise
             except CheckpointError as error:
-                problems.append(error.what)
-                _LOG.warning("%s; trying the checkpoint before it", error.what)
+                faults.append(error.what)
                 continue
+            for fault in faults:
+                _LOG.warning("%s; trying the checkpoint before it", fault)
             self.set_aside_newer(path)
-            return checkpoint, tuple(problems)
-        return None, tuple(problems)
+            return checkpoint, tuple(faults)
+        if faults:
+            raise CheckpointError(
+                f"{self.root}: none of the checkpoints can be read",
+                "\n".join([*faults, "Nothing was changed. To begin anew: arb train --restart"]),
+            )
+        return None, ()
 
     def set_aside_newer(self, path: Path) -> None:
         """Move checkpoints newer than ``path``, from which the run continues, to ``set-aside/``.

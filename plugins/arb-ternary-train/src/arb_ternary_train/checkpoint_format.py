@@ -32,6 +32,16 @@ VERSION: Final = 1
 PIECES_VERSION: Final = 2
 
 _TAG: Final = "$"
+
+
+class UnreadableCheckpoint(CheckpointError):
+    """A checkpoint that may be whole, but cannot be read here.
+
+    It is of a newer version, or the system refuses to read it. Another checkpoint must not be taken
+    instead of it.
+    """
+
+
 #: Types whose values JSON stores as they are.
 _PLAIN: Final = frozenset({bool, int, str, type(None)})
 
@@ -242,7 +252,7 @@ def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> Verifie
     Raises:
         CheckpointError: the file is missing, truncated or altered; the tensor is named if possible.
     """
-    intact = _digest_or_error(path) == sha256
+    intact = verified_digest(path) == sha256
     try:
         file = SafetensorsFile(path)
     except DataError as error:
@@ -263,6 +273,15 @@ def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> Verifie
             f"{path}: the file's header is damaged: its checksum is not the one in the manifest"
         )
     return tensors
+
+
+def unreadable(path: Path, error: OSError) -> UnreadableCheckpoint:
+    """Return the error for a file that the system refuses to read."""
+    reason = error.strerror or type(error).__name__
+    return UnreadableCheckpoint(
+        f"{path}: cannot be read: {reason}",
+        "The checkpoint may be whole. Make it readable, then repeat the command.",
+    )
 
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
@@ -287,7 +306,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: there is no such file", "A checkpoint is a folder with a manifest.json."
         ) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: the file is damaged: {error}") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
@@ -295,7 +316,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path}: the format is {found!r}, not {FORMAT!r}: this is not a checkpoint of arb"
         )
     if body.get("version") not in (VERSION, PIECES_VERSION):
-        raise CheckpointError(
+        raise UnreadableCheckpoint(
             f"{path}: checkpoint format version {body.get('version')!r}; this program reads "
             f"versions {VERSION} and {PIECES_VERSION}",
             "Use the version of arb-ternary-core that wrote it; run.json in the run directory "
@@ -313,7 +334,8 @@ def _body_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def _digest_or_error(path: Path) -> str:
+def verified_digest(path: Path) -> str:
+    """Return SHA-256 of a file of a checkpoint; CheckpointError if it cannot be read."""
     try:
         return file_digest(path)
     except FileNotFoundError:
@@ -321,4 +343,4 @@ def _digest_or_error(path: Path) -> str:
             f"{path}: there is no such file; the checkpoint is incomplete"
         ) from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        raise unreadable(path, error) from error

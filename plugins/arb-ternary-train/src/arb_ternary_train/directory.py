@@ -4,7 +4,8 @@
 ``config.yaml``    the resolved config; loading it again gives an equal one
 ``run.json``       seed, device, threads, backend and its source, data, versions of what took part
 ``<name>.json``    attachments of the data source, such as ``tokenizer.json``
-``metrics.jsonl``  one line per event
+``metrics.jsonl``  one line per event; ``metrics.before.jsonl`` is of an attempt that was killed
+                   before its first checkpoint
 ``checkpoints/``   see ``arb_ternary_train.checkpoint``
 ``logs/train.log`` what was printed, with the time
 ``result.json``    final numbers, when the run has finished
@@ -210,6 +211,37 @@ class RunDirectory:
             if isinstance(error, OSError):
                 raise ArbError(f"{self.path}: the run directory cannot be made: {error}") from error
             raise
+
+    def keep_metrics(self) -> None:
+        """Rename the metrics of an attempt that left no checkpoint, before the next one begins.
+
+        Raises:
+            ArbError: the system refuses.
+        """
+        try:
+            if self.metrics_file.stat().st_size:
+                self.metrics_file.replace(self.path / "metrics.before.jsonl")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ArbError(f"{self.metrics_file}: cannot be renamed: {error}") from error
+
+    def set_aside(self) -> Path:
+        """Rename the directory to ``<name>.old-1``, or the next number that is unused; return that.
+
+        Raises:
+            UsageProblem: another process trains here.
+            ArbError: the system refuses.
+        """
+        serial = 1
+        while (target := self.path.with_name(f"{self.path.name}.old-{serial}")).exists():
+            serial += 1
+        with self.locked():
+            try:
+                self.path.rename(target)
+            except OSError as error:
+                raise ArbError(f"{self.path}: cannot be renamed: {error}") from error
+        return target
 
     def record(self) -> dict[str, Any]:
         """Return the content of ``run.json``.

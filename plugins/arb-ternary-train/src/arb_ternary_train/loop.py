@@ -160,9 +160,10 @@ class TrainingLoop:
         self.optimizer = optimizer
         self._takes_loss_signal = takes_loss_signal(optimizer)
         self.voters = self.schedule.prepare(self.model, optimizer)
-        # A loss that is not finite casts no votes here. Only an optimizer or a scaler that looks at
-        # gradients can have to undo votes.
-        undoable = self.scaler.is_enabled() or may_refuse(optimizer)
+        # A loss that is not finite casts no votes here. Votes have to be undone if a float gradient
+        # is not finite, or if the optimizer or the scaler refuses a gradient.
+        trains_floats = any(parameter.requires_grad for parameter in self.model.parameters())
+        undoable = trains_floats or self.scaler.is_enabled() or may_refuse(optimizer)
         for _, module in ternary_modules(self.model):
             module.undoable = undoable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,13 +12,15 @@ from attrs import evolve
 from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.directory import RUNS, RunDirectory
 from arb_ternary_train.identity import differences
 from arb_ternary_train.restarts import restart_memory
 from arb_ternary_train.world import World
 
 if TYPE_CHECKING:
     from arb_ternary_train.runner import RunRequest
+
+_LOG = logging.getLogger(__name__)
 
 #: How many differing settings an error lists.
 _LISTED: Final = 8
@@ -67,6 +70,11 @@ def locate_run(
 def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path | None]:
     """Return the run's directory, and the checkpoint that the caller named, on rank 0."""
     directory = request.directory
+    if request.resume is None and request.restart:
+        files = RunDirectory(RUNS / config.name if directory is None else directory)
+        if files.exists():
+            _LOG.warning("%s: set aside as %s", files.path, files.set_aside())
+        return files, None
     if request.resume is None:
         if directory is None:
             return RunDirectory.unused(config.name), None

@@ -155,7 +155,8 @@ class Checkpointer:
         If nothing has happened since the last checkpoint, that one is returned. Collective.
 
         Raises:
-            CheckpointError: rank 0 cannot write it; raised on all ranks.
+            CheckpointError: rank 0 cannot write it; raised on all ranks. Or a parameter is not
+                finite: checkpoints that are good are kept.
         """
         current = None
         if self._saved is not None and self._saved[0] == self._changes:
@@ -164,6 +165,7 @@ class Checkpointer:
         path = context.world.broadcast(current)
         if path is not None:
             return Path(path)
+        check_finite(context.model, context.step)
 
         observers: dict[str, Any] = {}
         context.tell(hookspecs.arb_checkpoint_save, context, observers)
@@ -175,6 +177,22 @@ class Checkpointer:
         folder = Path(context.world.save_model(context.model, context.config.ranks, write))
         self.mark_saved(folder)
         return folder
+
+
+def check_finite(model: nn.Module, step: int) -> None:
+    """Check that every float parameter is finite.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+            raise CheckpointError(
+                f"step {step}: parameter {name!r} has a value that is not finite; no checkpoint is "
+                "written",
+                "Earlier checkpoints are intact. Lower the learning rate, then continue from one: "
+                "--resume PATH.",
+            )
 
 
 def structure_of(phase: Phase) -> dict[str, Any] | None:

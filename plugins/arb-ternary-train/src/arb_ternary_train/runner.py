@@ -67,6 +67,7 @@ class RunRequest:
         resume: None = a new run; ``"auto"`` = from the newest good checkpoint, or from the start if
             there is none yet; a path = from that checkpoint, or from the newest checkpoint of that
             run directory.
+        restart: begin anew, and set the directory aside as a whole if a run was started there.
         init_from: run directory or checkpoint whose weights the run starts from.
         init_skip: patterns of names of modules or tensors that are not taken from ``init_from``.
             They keep their initialisation, have the size of the data's vocabulary, and may have
@@ -81,6 +82,7 @@ class RunRequest:
 
     directory: Path | None = None
     resume: str | Path | None = None
+    restart: bool = False
     init_from: Path | None = None
     init_skip: tuple[str, ...] = ()
     backend: str | None = None
@@ -94,6 +96,11 @@ class RunRequest:
         Raises:
             UsageProblem: they do.
         """
+        if self.resume is not None and self.restart:
+            raise UsageProblem(
+                "--restart cannot be combined with --resume: one begins anew, the other continues",
+                "Give --resume or --restart.",
+            )
         if self.resume is not None and self.init_from is not None:
             raise UsageProblem(
                 "--init-from cannot be combined with --resume: a resumed run continues with its "
@@ -269,7 +276,9 @@ def _logbook(
         return
     length = 0
     step = None
-    if checkpoint is not None:
+    if checkpoint is None:
+        files.keep_metrics()
+    else:
         length = RunState.of(checkpoint).metrics_length
         step = checkpoint.step
     log_file = LogFile(files.log_file)

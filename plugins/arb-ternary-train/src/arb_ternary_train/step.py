@@ -14,12 +14,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import nn
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ArbError
-from arb_ternary.optim.protocol import StepOutcome, as_outcome
+from arb_ternary.optim.protocol import StepOutcome, Wraps, as_outcome
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import reset_runtime_state
 from arb_ternary_train.loop_state import Outcome
@@ -163,21 +163,24 @@ def train_step(loop: TrainingLoop) -> StepResult:
             observe(loop)
 
         # Clip once per step, over the gradients of all float parameters.
-        grad_norm = None
-        if loop.clip_norm is not None:
+        clips = loop.clip_norm is not None
+        if clips:
             scaler.unscale_(optimizer)
-            parameters = [p for p in loop.model.parameters() if p.grad is not None]
-            if parameters:
-                grad_norm = float(nn.utils.clip_grad_norm_(parameters, loop.clip_norm))
+        norm = gradient_norm(loop, clip_to=loop.clip_norm)
 
-        # Step. A scaler that found a gradient that is not finite does not call the optimizer, and
-        # lowers its scale.
-        signals = loop.signals(math.fsum(in_flight.recent) / len(in_flight.recent))
-        scale = scaler.get_scale()
-        result = as_outcome(scaler.step(optimizer, **signals), optimizer)
-        scaler.update()
-        if scaler.get_scale() < scale:
-            result = skip_update(optimizer)
+        # Step, but for a gradient that is not finite: it would reach every float parameter, and the
+        # next checkpoint. A scaler looks itself, does not call the optimizer, and lowers its scale;
+        # a wrapper looks at each draw.
+        finite = norm is None or math.isfinite(norm)
+        if finite or scaler.is_enabled() or isinstance(optimizer, Wraps):
+            signals = loop.signals(math.fsum(in_flight.recent) / len(in_flight.recent))
+            scale = scaler.get_scale()
+            result = as_outcome(scaler.step(optimizer, **signals), optimizer)
+            scaler.update()
+            if scaler.get_scale() < scale:
+                result = skip_update(optimizer)
+        else:
+            result = evolve(skip_update(optimizer), grad_norm=norm)
 
         if result.skipped:
             norm = math.nan if result.grad_norm is None else result.grad_norm
@@ -194,12 +197,25 @@ def train_step(loop: TrainingLoop) -> StepResult:
                 rates=rates,
                 draws=len(in_flight.losses),
                 tokens=sum(in_flight.tokens),
-                grad_norm=grad_norm,
+                grad_norm=norm if clips else None,
             )
 
     tokens = sum(outcome.tokens for outcome in outcomes)
     loop.context.logbook.count_training(tokens, time.perf_counter() - started)
     return StepResult(report, tuple(skips))
+
+
+def gradient_norm(loop: TrainingLoop, clip_to: float | None) -> float | None:
+    """Return the norm of all float gradients, and clip them; None if there is no gradient.
+
+    Without clipping the norm only says whether all gradients are finite.
+    """
+    parameters = [p for p in loop.model.parameters() if p.grad is not None]
+    if not parameters:
+        return None
+    if clip_to is not None:
+        return float(nn.utils.clip_grad_norm_(parameters, clip_to))
+    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
 def skip_update(optimizer: Optimizer) -> StepOutcome:

@@ -63,10 +63,11 @@ def ternary_update(
 ) -> StepOutcome:
     """Run backward once, step, and clear the gradients, for a training loop of your own.
 
-    A loss, component or signal that is not finite skips the whole update. Every buffer is then
-    bit-identical to what it was before the forward pass, also if the caller has already run
-    backward, and the optimizer counts the skip. Undoing backward takes a copy of the accumulators,
-    which passing the loss here before running backward saves.
+    A loss, component, signal or float gradient that is not finite skips the whole update. Every
+    buffer is then bit-identical to what it was before the forward pass, also if the caller has
+    already run backward, and the optimizer counts the skip. Undoing backward takes a copy of the
+    accumulators, which a model without float parameters saves if the loss is passed here before
+    backward is run.
 
     Args:
         model: the model. If its ternary modules have cast votes since the last step, backward has
@@ -93,13 +94,17 @@ def ternary_update(
         return optimizer.skip_update()
     modules = ternary_modules(model)
     if not any(module.casts > 0 for _, module in modules):
-        if not may_refuse(optimizer):
+        if isinstance(optimizer, TernaryOptimizer) and not may_refuse(optimizer):
             for _, module in modules:
                 module.commit_votes(ahead=True)
         total = terms[0]
         for term in terms[1:]:
             total = total + term
         total.backward()  # type: ignore[no-untyped-call]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients and not is_finite(nn.utils.get_total_norm(gradients)):
+        return optimizer.skip_update()
     outcome = optimizer.step(loss_signal=signal, **settings)
     optimizer.zero_grad()
     return outcome

@@ -42,6 +42,11 @@ from arb_ternary_train.openmp import wait_passively
     "directory.",
 )
 @click.option(
+    "--restart",
+    is_flag=True,
+    help="Begin anew; if the run directory exists, it is set aside as DIR.old-1.",
+)
+@click.option(
     "--init-from",
     type=click.Path(path_type=Path),
     metavar="RUN",
@@ -68,6 +73,7 @@ def train(
     device: str | None,
     run_dir: Path | None,
     resume: str | None,
+    restart: bool,
     init_from: Path | None,
     init_skip: tuple[str, ...],
     backend: str | None,
@@ -77,7 +83,7 @@ def train(
 
     --steps, --batch-size, --preserve-state and --device are short for -o and override it. A signal
     (Ctrl-C) saves a checkpoint first; --resume continues from it, bit for bit. `--resume auto`
-    skips damaged checkpoints; `--resume PATH` refuses one.
+    skips damaged checkpoints if an older one is good; `--resume PATH` refuses one.
 
     Under torchrun (torchrun --nproc_per_node N -m arb_ternary train CONFIG) N processes train
     together, with the results of one process; this needs the package arb-ternary-distributed.
@@ -106,6 +112,7 @@ def train(
         request = RunRequest(
             directory=run_dir,
             resume=resume,
+            restart=restart,
             init_from=init_from,
             init_skip=init_skip,
             backend=backend,
