@@ -1,4 +1,4 @@
-"""Checks of tensor arguments: what a kernel takes on trust is made sure of here."""
+"""Checks of tensor arguments; the kernels themselves check nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_ids(ids: Tensor, rows: int) -> None:
-    """IndexError where an id is outside ``0 .. rows - 1``; on a GPU the device stops, as it does
-    for torch's embedding.
+    """Check that ids are in ``0 .. rows - 1``.
 
-    The host does not wait for a device.
+    On a GPU the device stops at a bad id, as it does for torch's embedding: the host does not wait.
+
+    Raises:
+        IndexError: an id on the CPU is outside.
     """
     inside = ((ids >= 0) & (ids < rows)).all()
     if ids.device.type != "cpu":
@@ -43,7 +45,7 @@ def packed_bytes(columns: int) -> int:
 
 
 def float_name(dtype: torch.dtype, name: str) -> str:
-    """TileLang's name of a float dtype.
+    """Return TileLang's name of a float dtype.
 
     Raises:
         TypeError: the kernels do not serve it.
@@ -57,9 +59,13 @@ def float_name(dtype: torch.dtype, name: str) -> str:
 
 
 def readable(
-    tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...], device: torch.device
+    tensor: Tensor,
+    name: str,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    device: torch.device,
 ) -> Tensor:
-    """A tensor that is only read: the same, or a contiguous copy.
+    """Check a tensor that is only read, and return it or a contiguous copy.
 
     Raises:
         TypeError: another dtype, device or layout.
@@ -73,18 +79,20 @@ def readable(
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     if tuple(tensor.shape) != size:
         raise ValueError(f"{name} must be {list(size)}, got {list(tensor.shape)}")
-    return (
-        tensor.detach()
-        if tensor.is_contiguous() and not tensor.is_neg()
-        else tensor.detach().contiguous().resolve_neg()
-    )
+    detached = tensor.detach()
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return detached
+    return detached.contiguous().resolve_neg()
 
 
 def writable(
-    tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...], device: torch.device
+    tensor: Tensor,
+    name: str,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    device: torch.device,
 ) -> Tensor:
-    """A tensor that a kernel changes in place; whoever keeps something made from it is told that it
-    changes.
+    """Check a tensor that a kernel changes in place, and increment its version counter.
 
     Raises:
         TypeError: another dtype, device or layout.
@@ -101,7 +109,7 @@ def writable(
 
 
 def check_shape(shape: WeightShape) -> None:
-    """A weight whose groups are whole words.
+    """Check that the groups of a weight are whole words.
 
     Raises:
         ValueError: the group size is neither a multiple of 16 nor a whole row.
@@ -113,12 +121,12 @@ def check_shape(shape: WeightShape) -> None:
 
 
 def words(packed: Tensor) -> Tensor:
-    """Bytes of rows of whole words as int32; no copy."""
+    """View bytes of rows of whole words as int32, without a copy."""
     return packed.view(torch.int32)
 
 
 def keys(seed: int, step: int, stream: int, count: int) -> tuple[int, int]:
-    """The hash's keys of indices below and above 2**32, as signed 32-bit numbers.
+    """Return the hash's keys of indices below and above 2**32, as signed 32-bit numbers.
 
     Raises:
         ValueError: there are more than 2**33 elements.
@@ -127,4 +135,6 @@ def keys(seed: int, step: int, stream: int, count: int) -> tuple[int, int]:
         count <= _MOST,
         f"the tilelang backend draws for at most 2**33 elements of a tensor, got {count}",
     )
-    return signed(hash_key(seed, step, stream)), signed(hash_key(seed, step, stream, 1))
+    low = hash_key(seed, step, stream)
+    high = hash_key(seed, step, stream, 1)
+    return signed(low), signed(high)

@@ -1,4 +1,4 @@
-"""The backend: its name, what it promises, and its kernels."""
+"""The backend: its name, its capabilities and its kernels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TileLangBackend:
 
 
 def build() -> KernelBackend:
-    """The TileLang backend with every required and optional op."""
-    modules = (products, storage, casting, lookups, flipping)
-    return TileLangBackend(
-        kernels={op: kernel for module in modules for op, kernel in module.kernels().items()}
-    )
+    """Build the TileLang backend with every required and optional op."""
+    kernels: dict[str, Callable[..., object]] = {}
+    for module in (products, storage, casting, lookups, flipping):
+        kernels.update(module.kernels())
+    return TileLangBackend(kernels=kernels)

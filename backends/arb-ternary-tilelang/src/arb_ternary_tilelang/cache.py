@@ -1,10 +1,10 @@
-"""Which builds of a kernel may be shared on disk, and how processes take turns at making them.
+"""The cache of compiled kernels on disk: what its keys cover, and locks between processes.
 
-TileLang keeps compiled kernels by their program (sizes that are constants included), target and
-flags and by its own release. It publishes each by one rename, and checks it against a manifest when
-it reads it: one that is broken is removed with a warning, and compiled again. Two things are added
-here: a macro among the flags, which no kernel reads and which stands for all else that a build
-depends on; and a lock, so that a process waits for a kernel that another one is compiling.
+TileLang keys compiled kernels by their program (sizes that are constants included), their target,
+their flags and its own release. It publishes each by one rename, and checks it against a manifest
+when it reads it: a broken one is removed with a warning, and compiled again. This module adds a
+macro to the flags, which no kernel reads and whose value covers everything else that a build
+depends on. It also adds a lock, so that a process waits for a kernel that another one is compiling.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_tilelang import __version__
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
-#: What names a processor and its instructions, as Linux spells it on x86 and on ARM.
+#: Fields that name a processor and its instructions, as Linux spells them on x86 and on ARM.
 _CPU_FIELDS: Final = ("model name", "flags", "CPU part", "Features")
 
 
 def folder() -> Path:
-    """Where TileLang keeps compiled kernels."""
+    """Return the folder in which TileLang keeps compiled kernels."""
     with left_unchanged():
         from tilelang import env
 
@@ -38,10 +38,10 @@ def folder() -> Path:
 
 
 def build_flag(compiler: str, native: bool) -> str:
-    """A flag that differs where a kernel compiled by ``compiler`` may not be shared.
+    """Return a flag that differs between builds that must not be shared.
 
     Args:
-        compiler: its path.
+        compiler: path of the compiler.
         native: whether the kernel may use every instruction of this processor.
     """
     parts = [__version__, version("tilelang"), version("torch"), compiler, _release(compiler)]
@@ -50,12 +50,17 @@ def build_flag(compiler: str, native: bool) -> str:
 
 @cache
 def _release(compiler: str) -> str:
-    """What a compiler says about itself; nothing where it cannot be run, which compiling will
-    report.
+    """Return the output of ``compiler --version``.
+
+    It is empty if the compiler cannot be run; compiling will report that.
     """
     try:
         done = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, check=False, timeout=60
+            [compiler, "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -77,8 +82,7 @@ def _digest(*parts: str) -> str:
 
 @contextmanager
 def taking_turns(*name: str) -> Iterator[None]:
-    """Hold the lock of the kernel that ``name`` names, waiting for another process that compiles
-    it.
+    """Hold the lock of a kernel, after waiting for another process that compiles it.
 
     Raises:
         EnvironmentProblem: the folder of compiled kernels cannot be written to.
@@ -104,8 +108,9 @@ def taking_turns(*name: str) -> Iterator[None]:
 
 
 def tidy(built: Any) -> None:
-    """Remove what TileLang leaves of a compilation as C++ in the folder for temporary files; it is
-    loaded by now.
+    """Remove the files that TileLang leaves in the temporary folder when it compiles C++.
+
+    The library is loaded by now.
     """
     library = Path(getattr(getattr(built, "adapter", None), "libpath", None) or "")
     if library.suffix == ".so" and library.parent == Path(tempfile.gettempdir()):

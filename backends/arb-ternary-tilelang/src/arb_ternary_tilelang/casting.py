@@ -1,5 +1,4 @@
-"""Gradients of products turned into votes: arguments checked, parts of sums added, kernels
-launched.
+"""Gradients of products turned into votes: check arguments, launch kernels, add parts of sums.
 
 Meaning and signatures are those of ``arb_ternary.backends.reference``.
 """
@@ -31,12 +30,12 @@ from arb_ternary_tilelang.lane import Lane, Tiles
 from arb_ternary_tilelang.lanes import lane_of
 from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
 
-#: Rows whose int8 gradients and activations surely sum in 32 bits: 128 * 128 * 131071 < 2**31.
+#: Most rows of int8 gradients, whose products sum in 32 bits: 128 * 128 * 131071 < 2**31.
 MOST_ROWS: Final = 131071
 
 
 def kernels() -> dict[str, Callable[..., object]]:
-    """The kernels of this module."""
+    """Return the kernels of this module by op."""
     return {
         "cast_votes": cast_votes,
         "cast_scaled_votes": cast_scaled_votes,
@@ -53,20 +52,23 @@ class Scaled:
     draw: tuple[int, int, int]
 
     def keys(self, use: int, count: int) -> tuple[int, int]:
-        """The hash's keys for this use and so many elements."""
+        """The keys of the hash for this use and ``count`` elements."""
         seed, step, stream = self.draw
         return keys(seed, step, stream + use, count)
 
     @property
     def kind(self) -> int:
-        """Which rule the factors select."""
-        return programs.SHIFTS if self.factors.dtype is torch.int32 else programs.FACTORS
+        """The kind of vote that the factors select."""
+        if self.factors.dtype is torch.int32:
+            return programs.SHIFTS
+        return programs.FACTORS
 
 
 @frozen(eq=False)
 class Target:
-    """What votes are cast into, checked; ``rows`` are those of a lookup, None where all rows of the
-    weight vote.
+    """The checked tensors that votes are cast into.
+
+    ``names`` are the rows of a lookup, or None if all rows of the weight vote.
     """
 
     shape: WeightShape
@@ -79,11 +81,18 @@ class Target:
 
     @property
     def rows(self) -> int:
-        """Rows that vote."""
-        return self.shape.out_features if self.names is None else self.names.shape[0]
+        """The number of rows that vote."""
+        if self.names is None:
+            return self.shape.out_features
+        return self.names.shape[0]
 
 
-def target_of(scale: Tensor | None, state: VoteState, names: Tensor | None = None) -> Target:
+def target_of(
+    scale: Tensor | None,
+    state: VoteState,
+    names: Tensor | None = None,
+) -> Target:
+    """Check the tensors of a state that votes are cast into."""
     shape = state.shape
     packed = state.weight
     check_shape(shape)
@@ -94,18 +103,26 @@ def target_of(scale: Tensor | None, state: VoteState, names: Tensor | None = Non
     stored = writable(state.votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
     learned = state.exponent_votes
     if learned is not None:
-        learned = writable(
-            learned, "exponent_votes", torch.int8, (rows, shape.groups if columns else 0), device
-        )
+        groups = shape.groups if columns else 0
+        learned = writable(learned, "exponent_votes", torch.int8, (rows, groups), device)
     sums = writable(state.stats, "stats", torch.float32, (1 + rows + columns,), device)
-    unit = (
-        None if scale is None else readable(scale.reshape(1), "scale", torch.float32, (1,), device)
+    if scale is not None:
+        scale = readable(scale.reshape(1), "scale", torch.float32, (1,), device)
+    return Target(
+        shape=shape,
+        words=words(held),
+        votes=held_votes(stored, shape),
+        exponent_votes=learned,
+        stats=sums,
+        scale=scale,
+        names=names,
     )
-    return Target(shape, words(held), held_votes(stored, shape), learned, sums, unit, names)
 
 
 def scaled_of(target: Target, gradient: Tensor, state: VoteState) -> Scaled:
-    limits = state.check_scaling(target.scale is not None and gradient.dtype is torch.int8)
+    """Check the arguments of scaled votes."""
+    integer = target.scale is not None and gradient.dtype is torch.int8
+    limits = state.check_scaling(integer)
     magnitudes, vote_scale = state.scaling
     shape = target.shape
     device = target.words.device
@@ -120,8 +137,9 @@ def scaled_of(target: Target, gradient: Tensor, state: VoteState) -> Scaled:
 
 
 def _blocks(matrix: Tensor, depth: int) -> Tensor:
-    """``[M, C]`` as ``[ceil(M / depth), C, depth]``: the terms of a sum side by side, zeros at the
-    end.
+    """Lay ``[M, C]`` out as ``[ceil(M / depth), C, depth]``, padded with zeros.
+
+    The terms of a sum lie side by side.
     """
     rows, columns = matrix.shape
     padded = torch.nn.functional.pad(matrix, (0, 0, 0, -rows % depth))
@@ -129,9 +147,13 @@ def _blocks(matrix: Tensor, depth: int) -> Tensor:
 
 
 def _operands(
-    lane: Lane, tiles: Tiles, grad: Tensor, x: Tensor, target: Target
+    lane: Lane,
+    tiles: Tiles,
+    grad: Tensor,
+    x: Tensor,
+    target: Target,
 ) -> tuple[Tensor, Tensor, str, str]:
-    """The operands of ``grad.T @ x`` as a kernel reads them, and the names of their dtypes."""
+    """Return the operands of ``grad.T @ x`` for a kernel, and the names of their dtypes."""
     shape = target.shape
     device = target.words.device
     rows = x.shape[0]
@@ -160,12 +182,19 @@ def _operands(
 
 
 def served(lane: Lane, grad: Tensor, name: str) -> Tensor:
+    """Return a float gradient in a dtype that the lane's kernels read.
+
+    Raises:
+        TypeError: the kernels do not serve its dtype.
+    """
     if grad.dtype not in FLOATS:
         raise TypeError(
             f"{name}: the tilelang backend serves int8, float32, bfloat16 and float16, got "
             f"{grad.dtype}"
         )
-    return grad if lane.cuda else grad.to(torch.float32)
+    if lane.cuda:
+        return grad
+    return grad.to(torch.float32)
 
 
 # --- casting
@@ -182,7 +211,7 @@ def launch(
     target: Target,
     scaled: Scaled | None,
 ) -> Tensor:
-    """Cast the votes and add the statistics; returns the scores ``[rows, J]`` for the exponents."""
+    """Cast the votes, add the statistics and return the scores ``[rows, J]`` for the exponents."""
     shape = target.shape
     device = target.words.device
     rows = target.rows
@@ -190,27 +219,40 @@ def launch(
     across = -(-columns // tiles.columns)
     down = -(-rows // tiles.rows)
     sizes = torch.int64 if rule.integer else torch.float32
-    none = torch.empty((0, 0), device=device)
-    scores = torch.zeros(
-        (rows, shape.groups) if rule.learns else (1, 1), dtype=torch.int32, device=device
-    )
-    row_squares = torch.empty((across, rows), dtype=torch.float32, device=device)
-    column_squares = torch.empty((down, columns), dtype=torch.float32, device=device)
-    row_sizes = (
-        torch.empty((across, rows), dtype=sizes, device=device) if scaled else none.to(sizes)
-    )
-    column_sizes = (
-        torch.empty((down, columns), dtype=sizes, device=device) if scaled else none.to(sizes)
-    )
-    faults = (
-        none.to(torch.int32)
-        if rule.integer
-        else torch.empty((across, rows), dtype=torch.int32, device=device)
-    )
-    scale = torch.ones(1, device=device) if target.scale is None else target.scale
-    draw = (0, 0)
+
+    def parts(wanted: bool, size: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """Memory for sums, one row per tile; empty if they are not wanted."""
+        if not wanted:
+            size = (0, 0)
+        return torch.empty(size, dtype=dtype, device=device)
+
+    row_squares = parts(True, (across, rows), torch.float32)
+    column_squares = parts(True, (down, columns), torch.float32)
+    row_sizes = parts(scaled is not None, (across, rows), sizes)
+    column_sizes = parts(scaled is not None, (down, columns), sizes)
+    faults = parts(not rule.integer, (across, rows), torch.int32)
+    scores_size = (rows, shape.groups) if rule.learns else (1, 1)
+    scores = torch.zeros(scores_size, dtype=torch.int32, device=device)
+
+    scale = target.scale
+    if scale is None:
+        scale = torch.ones(1, device=device)
+    names = target.names
+    if names is None:
+        names = torch.empty(0, dtype=torch.int64, device=device)
+    factors = torch.empty(0, device=device)
+    vote_limit = 0
+    noise_shift = 0
+    key_0 = 0
+    key_1 = 0
+    kind = programs.SIGN
     if scaled is not None:
-        draw = scaled.keys(USE_VOTE_ROUNDING, shape.out_features * columns)
+        factors = scaled.factors
+        vote_limit = scaled.limits.vote_limit
+        noise_shift = scaled.limits.noise_shift
+        key_0, key_1 = scaled.keys(USE_VOTE_ROUNDING, shape.out_features * columns)
+        kind = scaled.kind
+
     kernel = lane.kernel(
         programs.cast,
         rule,
@@ -224,22 +266,23 @@ def launch(
         b,
         order,
         starts,
-        none.to(torch.int64).view(0) if target.names is None else target.names,
+        names,
         target.words,
         target.votes,
         scores,
         scale,
-        (none.view(0) if scaled is None else scaled.factors).view(torch.int32),
+        factors.view(torch.int32),
         row_squares,
         column_squares,
         row_sizes,
         column_sizes,
         faults,
         shape.group_size,
-        0 if scaled is None else scaled.limits.vote_limit,
-        0 if scaled is None else scaled.limits.noise_shift,
-        *draw,
-        programs.SIGN if scaled is None else scaled.kind,
+        vote_limit,
+        noise_shift,
+        key_0,
+        key_1,
+        kind,
     )
     _add_statistics(target, row_squares.sum(dim=0), column_squares.sum(dim=0), faults)
     if scaled is not None:
@@ -247,7 +290,12 @@ def launch(
     return scores
 
 
-def _add_statistics(target: Target, squares_R: Tensor, squares_K: Tensor, faults: Tensor) -> None:
+def _add_statistics(
+    target: Target,
+    squares_R: Tensor,
+    squares_K: Tensor,
+    faults: Tensor,
+) -> None:
     stats = target.stats
     rows = target.shape.out_features
     if target.scale is not None:
@@ -260,33 +308,60 @@ def _add_statistics(target: Target, squares_R: Tensor, squares_K: Tensor, faults
     stats[1 + rows :] += squares_K
 
 
-def _add_magnitudes(target: Target, scaled: Scaled, sizes_R: Tensor, sizes_K: Tensor) -> None:
+def _add_magnitudes(
+    target: Target,
+    scaled: Scaled,
+    sizes_R: Tensor,
+    sizes_K: Tensor,
+) -> None:
     rows = target.shape.out_features
+    sizes_R = sizes_R.to(torch.float32)
+    sizes_K = sizes_K.to(torch.float32)
     if target.scale is not None:
-        sizes_R, sizes_K = (sizes.to(torch.float32) * target.scale for sizes in (sizes_R, sizes_K))
-    _add_rows(scaled.magnitudes[:rows], sizes_R.to(torch.float32), target.names)
-    scaled.magnitudes[rows:] += sizes_K.to(torch.float32)
+        sizes_R = sizes_R * target.scale
+        sizes_K = sizes_K * target.scale
+    _add_rows(scaled.magnitudes[:rows], sizes_R, target.names)
+    scaled.magnitudes[rows:] += sizes_K
 
 
 def _add_rows(total_N: Tensor, part_R: Tensor, names: Tensor | None) -> None:
     if names is None:
         total_N += part_R
     else:
-        total_N[names] += part_R  # every name is there once
+        total_N[names] += part_R  # every name occurs once
 
 
 def settle(lane: Lane, scores: Tensor, target: Target, scaled: Scaled | None) -> None:
+    """Turn scores into exponent votes, if the target has any."""
     if target.exponent_votes is None:
         return
-    draw = (0, 0)
+    is_scaled = scaled is not None
+    key_0 = 0
+    key_1 = 0
     shift = 0
     if scaled is not None:
         shift = scaled.limits.exponent_shift
-        draw = scaled.keys(USE_EXPONENT_ROUNDING, target.exponent_votes.numel())
-    names = scores.new_empty(0, dtype=torch.int64) if target.names is None else target.names
-    options = scaled is not None, target.names is not None
-    kernel = lane.kernel(programs.settle, *map(lane.option, options))
-    kernel(scores, names, target.exponent_votes, shift, *draw, *map(int, options))
+        count = target.exponent_votes.numel()
+        key_0, key_1 = scaled.keys(USE_EXPONENT_ROUNDING, count)
+    names = target.names
+    is_mapped = names is not None
+    if names is None:
+        names = scores.new_empty(0, dtype=torch.int64)
+    kernel = lane.kernel(
+        programs.settle,
+        lane.option(is_scaled),
+        lane.option(is_mapped),
+    )
+    kernel(
+        scores,
+        names,
+        target.exponent_votes,
+        shift,
+        key_0,
+        key_1,
+        int(is_scaled),
+        int(is_mapped),
+    )
 
 
 def _cast_product(grad_MN: Tensor, x_MK: Tensor, target: Target, scaled: Scaled | None) -> None:
@@ -297,25 +372,43 @@ def _cast_product(grad_MN: Tensor, x_MK: Tensor, target: Target, scaled: Scaled 
     a, b, grad_name, x_name = _operands(lane, tiles, grad_MN, x_MK, target)
     if 0 in (x_MK.shape[0], shape.out_features, shape.in_features):
         return
-    kind = lane.option(programs.SIGN if scaled is None else scaled.kind)
+    kind = programs.SIGN if scaled is None else scaled.kind
     # One build for both on the CPU, where nothing is gained by leaving scores out.
     learns = target.exponent_votes is not None or not lane.cuda
-    rule = programs.Rule(programs.PRODUCT, kind, grad_name, x_name, shape.vote_bits, learns)
+    rule = programs.Rule(
+        source=programs.PRODUCT,
+        kind=lane.option(kind),
+        grad=grad_name,
+        x=x_name,
+        bits=shape.vote_bits,
+        learns=learns,
+    )
     none = torch.empty(0, dtype=torch.int64, device=device)
     scores = launch(lane, tiles, rule, a, b, none, none, target, scaled)
     settle(lane, scores, target, scaled)
 
 
-def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+def cast_votes(
+    grad_MN: Tensor,
+    x_MK: Tensor,
+    scale: Tensor | None,
+    state: VoteState,
+) -> None:
     """Cast one micro-batch's sign votes; mutates ``votes``, ``exponent_votes`` and ``stats``."""
-    _cast_product(grad_MN, x_MK, target_of(scale, state), None)
+    target = target_of(scale, state)
+    _cast_product(grad_MN, x_MK, target, None)
 
 
 def cast_scaled_votes(
-    grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState
+    grad_MN: Tensor,
+    x_MK: Tensor,
+    scale: Tensor | None,
+    state: VoteState,
 ) -> None:
-    """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and
-    ``magnitudes``.
+    """Cast one micro-batch's scaled votes.
+
+    Mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``.
     """
     target = target_of(scale, state)
-    _cast_product(grad_MN, x_MK, target, scaled_of(target, grad_MN, state))
+    scaled = scaled_of(target, grad_MN, state)
+    _cast_product(grad_MN, x_MK, target, scaled)

@@ -1,8 +1,7 @@
-"""What becomes of a kernel on a GPU that need not be here: registers, spills, shared memory,
-instructions.
+"""Compile kernels for a GPU and read their registers, spills, shared memory and instructions.
 
 ``python -m arb_ternary_tilelang.compiled`` prints the table of the documentation for the hot
-kernels. It takes nvcc and no GPU.
+kernels. It needs nvcc, but no GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from arb_ternary_tilelang.kernels import flips, products, rows, votes
 from arb_ternary_tilelang.lane import CUDA_FLAGS, Lane, cuda_lane
 from arb_ternary_tilelang.probe import cuda_compiler
 
-#: Targets that the documentation tells about.
+#: Targets that the documentation lists.
 ARCHITECTURES: Final = ("sm_80", "sm_90a")
 #: A weight of a layer of 4096 by 4096 with an exponent for 128 columns.
 _LAYER: Final = {"N": 4096, "K": 4096, "G": 128}
@@ -44,11 +43,11 @@ class Compiled:
     """A kernel compiled for an architecture.
 
     Attributes:
-        registers: of a thread.
+        registers: registers of a thread.
         spill_stores: bytes of registers that a thread stores to memory.
         spill_loads: bytes that it loads back.
-        shared: bytes of a block's memory.
-        threads: of a block, producers of copies included.
+        shared: bytes of a block's shared memory.
+        threads: threads of a block, producers of copies included.
         instructions: distinct matrix instructions in the assembly, sorted.
     """
 
@@ -61,13 +60,24 @@ class Compiled:
 
 
 def _vote_kernel(kind: int, grad: str, x: str, lane: Lane) -> Any:
-    return votes.cast(
-        lane, votes.Rule(votes.PRODUCT, kind, grad, x, 8, True), lane.vote_tiles, **_LAYER
+    rule = votes.Rule(
+        source=votes.PRODUCT,
+        kind=kind,
+        grad=grad,
+        x=x,
+        bits=8,
+        learns=True,
     )
+    return votes.cast(lane, rule, lane.vote_tiles, **_LAYER)
 
 
 def _product(turned: bool, mode: str, out: str, few: bool, lane: Lane) -> Any:
-    tiles, splits = (lane.few_tiles, 4) if few else (lane.tiles, 1)
+    if few:
+        tiles = lane.few_tiles
+        splits = 4
+    else:
+        tiles = lane.tiles
+        splits = 1
     return products.product(lane, turned, mode, out, False, tiles, splits, **_LAYER)
 
 
@@ -90,7 +100,7 @@ HOT_KERNELS: Final[Mapping[str, Callable[[Lane], Any]]] = MappingProxyType(
 
 
 def _lowered(lane: Lane, program: Any) -> tuple[str, int]:
-    """CUDA source, and the bytes of shared memory that a launch asks for."""
+    """Return CUDA source, and the bytes of shared memory that a launch asks for."""
     import tilelang
     from tvm.target import Target
 
@@ -99,9 +109,9 @@ def _lowered(lane: Lane, program: Any) -> tuple[str, int]:
         artifact = tilelang.lower(program, target=target, enable_device_compile=False)
     (function,) = artifact.device_mod.functions.values()
     attributes = function.attrs
-    shared = (
-        int(attributes["dyn_shared_memory_buf"]) if "dyn_shared_memory_buf" in attributes else 0
-    )
+    shared = 0
+    if "dyn_shared_memory_buf" in attributes:
+        shared = int(attributes["dyn_shared_memory_buf"])
     return str(artifact.kernel_source), shared
 
 
@@ -111,7 +121,7 @@ def _described(name: str, arch: str) -> tuple[str, int]:
 
 
 def compile_kernel(name: str, arch: str) -> Compiled:
-    """Compile one of :data:`HOT_KERNELS` for ``arch`` with nvcc and read what it says.
+    """Compile one of :data:`HOT_KERNELS` for ``arch`` with nvcc and read its report.
 
     Raises:
         KeyError: there is no such kernel.
@@ -136,14 +146,10 @@ def compile_kernel(name: str, arch: str) -> Compiled:
             f"-gencode=arch=compute_{number},code=sm_{number}",
             "-O3",
             "-DENABLE_BF16",
-        ]
-        command += [
             *CUDA_FLAGS,
             "-w",
             f"-I{home / 'src'}",
             f"-I{home / '3rdparty' / 'cutlass' / 'include'}",
-        ]
-        command += [
             "-cubin",
             "-Xptxas",
             "-v",
@@ -159,24 +165,25 @@ def compile_kernel(name: str, arch: str) -> Compiled:
                 f"{compiler} refuses the kernel {name!r} for {arch}", done.stderr.strip()[-400:]
             )
         assembly = (Path(folder) / "kernel.ptx").read_text()
-    said = done.stdout + done.stderr
-    numbers = {
-        key: int(found.group(1))
-        for key, text in _SEARCH.items()
-        if (found := re.search(text, said))
-    }
-    static = re.search(r"(\d+) bytes smem", said)
+    report = done.stdout + done.stderr
+    numbers = {}
+    for key, pattern in _SEARCH.items():
+        found = re.search(pattern, report)
+        if found:
+            numbers[key] = int(found.group(1))
+    static = re.search(r"(\d+) bytes smem", report)
     threads = re.search(r"__launch_bounds__\((\d+)", source)
+    instructions = set(_INSTRUCTIONS.findall(assembly))
     return Compiled(
         **numbers,
         shared=dynamic + (int(static.group(1)) if static else 0),
         threads=int(threads.group(1)) if threads else 0,
-        instructions=tuple(sorted(set(_INSTRUCTIONS.findall(assembly)))),
+        instructions=tuple(sorted(instructions)),
     )
 
 
 def table(architectures: tuple[str, ...] = ARCHITECTURES) -> str:
-    """Every hot kernel on every architecture, as a table in Markdown."""
+    """Return a table in Markdown of every hot kernel on every architecture."""
     lines = [
         "| kernel | target | registers | spilled bytes | shared memory | threads | matrix "
         "instruction |",
@@ -186,9 +193,9 @@ def table(architectures: tuple[str, ...] = ARCHITECTURES) -> str:
         for arch in architectures:
             made = compile_kernel(name, arch)
             spilled = made.spill_stores + made.spill_loads
-            instructions = (
-                ", ".join(f"`{instruction}`" for instruction in made.instructions) or "none"
-            )
+            instructions = ", ".join(f"`{instruction}`" for instruction in made.instructions)
+            if not instructions:
+                instructions = "none"
             lines.append(
                 f"| {name} | {arch} | {made.registers} | {spilled} | {made.shared} | "
                 f"{made.threads} | {instructions} |"

@@ -1,4 +1,4 @@
-"""Votes turned into flips: arguments checked, kernels launched, flips counted."""
+"""Votes turned into flips: check arguments, launch kernels, count flips."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
 
 
 def kernels() -> dict[str, Callable[..., object]]:
-    """The kernels of this module."""
+    """Return the kernels of this module by op."""
     return {
         "apply_votes": apply_votes,
         "apply_scaled_votes": apply_scaled_votes,
@@ -47,15 +47,23 @@ def _flip(
     columns = shape.in_features
     lane = lane_of(device)
     held = writable(packed, "packed", torch.uint8, (rows, packed_bytes(columns)), device)
-    stored = writable(state.votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
+    dtype = vote_dtype(shape.vote_bits)
+    stored = writable(state.votes, "votes", dtype, stored_size(shape), device)
     if not held.numel():
         return torch.zeros((), dtype=torch.int64, device=device)
-    blocks = -(-words(held).shape[1] // lane.width)
+    held_words = words(held)
+    blocks = -(-held_words.shape[1] // lane.width)
     moved = torch.empty((rows, blocks), dtype=torch.int32, device=device)
-    options = lane.option(scaled), lane.option(carry)
-    kernel = lane.kernel(programs.flip_trits, shape.vote_bits, *options, N=rows, K=columns)
+    kernel = lane.kernel(
+        programs.flip_trits,
+        shape.vote_bits,
+        lane.option(scaled),
+        lane.option(carry),
+        N=rows,
+        K=columns,
+    )
     kernel(
-        words(held),
+        held_words,
         held_votes(stored, shape),
         moved,
         columns,
@@ -69,26 +77,33 @@ def _flip(
 
 
 def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
-    """Flips of sign votes and a leak; mutates ``weight`` and ``votes``; int64 scalar: trits that
-    changed.
+    """Flip trits by sign votes, which then leak; mutates ``weight`` and ``votes``.
+
+    Returns:
+        The number of trits that changed, an int64 scalar.
     """
     require(leak >= 0, f"leak must not be negative, got {leak}")
     return _flip(state, threshold, min(leak, 128), scaled=False)
 
 
 def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
-    """Flips of scaled votes, then their decay; mutates ``weight`` and ``votes``; int64 scalar:
-    trits that changed.
+    """Flip trits by scaled votes, which then decay; mutates ``weight`` and ``votes``.
+
+    Returns:
+        The number of trits that changed, an int64 scalar.
     """
     require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
     seed, step, stream = state.draw()
-    draw = keys(seed, step, stream + USE_DECAY, state.sizes[0] * state.sizes[1])
+    rows, columns = state.sizes
+    draw = keys(seed, step, stream + USE_DECAY, rows * columns)
     return _flip(state, threshold, decay, scaled=True, carry=bool(carry), draw=draw)
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
-    """Exponents move within their band; mutates ``exponent``, ``exponent_votes``; int64 scalar:
-    those that changed.
+    """Move exponents within their band; mutates ``exponent`` and ``exponent_votes``.
+
+    Returns:
+        The number of exponents that changed, an int64 scalar.
     """
     exponent = state.exponent
     exponent_votes = state.learned
@@ -102,9 +117,15 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
     centre = origin.detach().expand(size).contiguous()
     moved = torch.empty(held.numel(), dtype=torch.int8, device=device)
     if moved.numel():
-        flat = (held.view(-1), votes.view(-1), centre.view(-1), moved)
-        lane_of(device).kernel(programs.flip_exponents)(
-            *flat, threshold, min(band, 256), min(leak, 128)
+        kernel = lane_of(device).kernel(programs.flip_exponents)
+        kernel(
+            held.view(-1),
+            votes.view(-1),
+            centre.view(-1),
+            moved,
+            threshold,
+            min(band, 256),
+            min(leak, 128),
         )
         renew_levels(exponent)
     return moved.sum(dtype=torch.int64)

@@ -1,10 +1,10 @@
 """A lane: a target that kernels are compiled for, and what differs between targets.
 
 Every kernel is written once. On CUDA a block's threads share ``T.Parallel`` loops, and sizes of
-weights and options are constants of the compiled kernel, so that loads are wide and nothing is
-carried that a call does not need. As C++ the same loops are serial, and sizes and options are
-arguments: one build of a kernel serves every shape and choice, since there it is the compiler's
-time that counts.
+weights and options are constants of the compiled kernel, so that loads are wide and no code is
+compiled that a call does not need. As C++ the same loops are serial, and sizes and options are
+arguments: one build of a kernel serves every shape and choice, because compiling takes longest
+there.
 """
 
 from __future__ import annotations
@@ -35,23 +35,22 @@ Option = bool | int | None
 
 
 def given(option: Option, argument: Any) -> Any:
-    """Whether an option is on, in a kernel: what it was compiled for, or what the argument of the
-    call says.
-    """
-    return argument != 0 if option is None else bool(option)
+    """Whether an option is on in a kernel, by the compiled constant or else by the argument."""
+    if option is None:
+        return argument != 0
+    return bool(option)
 
 
 @frozen
 class Tiles:
-    """Sizes of tiles: rows and columns of a result, terms of a sum that are loaded at a time,
-    threads, stages.
+    """Sizes of tiles of a product.
 
     Attributes:
-        rows: of a tile of a product.
-        columns: of a tile of a product; a multiple of 16.
+        rows: rows of a tile of the result.
+        columns: columns of a tile of the result; a multiple of 16.
         depth: terms of the sum in shared memory; a multiple of 32.
-        threads: of a block.
-        stages: of the copies into shared memory that run ahead.
+        threads: threads of a block.
+        stages: stages of the pipeline of copies into shared memory.
     """
 
     rows: int
@@ -87,13 +86,13 @@ class Lane:
     @property
     def target(self) -> str | dict[str, str]:
         """TileLang's name of the target."""
-        return {"kind": "cuda", "arch": self.arch} if self.cuda else "c"
+        if self.cuda:
+            return {"kind": "cuda", "arch": self.arch}
+        return "c"
 
     @property
     def width(self) -> int:
-        """Threads of a block in kernels that are no matrix products; as C++, elements of a
-        block.
-        """
+        """Threads of a block in kernels other than matrix products; as C++, elements of a block."""
         return 128 if self.cuda else 16
 
     @property
@@ -120,29 +119,42 @@ class Lane:
         """A size of a tensor: a constant of the kernel on CUDA, an argument of it otherwise."""
         return value if self.cuda else self.T.dynamic(name)
 
+    def constant(self, value: int, argument: Any) -> Any:
+        """``value`` on CUDA, where sizes are constants, and the argument of the call otherwise."""
+        return value if self.cuda else argument
+
     def option(self, value: Option) -> Option:
         """An option of a kernel: a constant of it on CUDA, an argument (None here) otherwise."""
         return value if self.cuda else None
 
     def grid(self, *blocks: Any, threads: int) -> Any:
-        """``T.Kernel``, with threads where there are any; CUDA limits all extents but the first to
-        65,535 blocks.
+        """``T.Kernel``, with threads on CUDA.
+
+        CUDA limits all extents but the first to 65,535 blocks.
         """
-        return self.T.Kernel(*blocks, threads=threads) if self.cuda else self.T.Kernel(*blocks)
+        if self.cuda:
+            return self.T.Kernel(*blocks, threads=threads)
+        return self.T.Kernel(*blocks)
 
     def accumulator(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Sums of a tile: in registers of the block's threads."""
-        return self.T.alloc_fragment(shape, dtype) if self.cuda else self.shared(shape, dtype)
+        """Sums of a tile: in registers of the block's threads on CUDA."""
+        if self.cuda:
+            return self.T.alloc_fragment(shape, dtype)
+        return self.shared(shape, dtype)
 
     def shared(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Memory of a block."""
-        return self.T.alloc_shared(shape, dtype) if self.cuda else self.T.alloc_local(shape, dtype)
+        if self.cuda:
+            return self.T.alloc_shared(shape, dtype)
+        return self.T.alloc_local(shape, dtype)
 
     def parallel(self, *extents: int) -> Any:
         """A loop over the threads of a block."""
         if self.cuda:
             return self.T.Parallel(*extents)
-        return self.T.serial(*extents) if len(extents) == 1 else self.T.grid(*extents)
+        if len(extents) == 1:
+            return self.T.serial(*extents)
+        return self.T.grid(*extents)
 
     @property
     def vectorized(self) -> Any:
@@ -150,22 +162,24 @@ class Lane:
         return self.T.vectorized if self.cuda else self.T.serial
 
     def kernel(self, make: Callable[..., Any], *options: Any, **sizes: int) -> Callable[..., None]:
-        """The compiled kernel that ``make(lane, *options, **sizes)`` describes, compiled at the
-        first call.
+        """Return the kernel that ``make(lane, *options, **sizes)`` describes.
 
-        Sizes are part of what is compiled on CUDA only.
+        It is compiled at the first call. Only on CUDA are the sizes constants of it.
 
         Raises:
             EnvironmentProblem: there is no compiler, or it refuses.
         """
-        key = (make, options, *(sorted(sizes.items()) if self.cuda else ()))
+        constants = sorted(sizes.items()) if self.cuda else []
+        key = (make, options, *constants)
         found = self._built.get(key)
         if found is None:
             with self._lock:
                 found = self._built.get(key)
                 if found is None:
                     name = (make.__qualname__, *map(repr, key[1:]))
-                    found = self._built[key] = self._compile(make(self, *options, **sizes), name)
+                    function = make(self, *options, **sizes)
+                    found = self._compile(function, name)
+                    self._built[key] = found
         return found
 
     def _compile(self, function: Any, name: tuple[str, ...]) -> Callable[..., None]:
@@ -173,17 +187,16 @@ class Lane:
 
         compiler = cuda_compiler() if self.cuda else cpu_compiler()
         if compiler is None:
-            wanted = (
-                "nvcc, in CUDA_HOME, PATH or /usr/local/cuda"
-                if self.cuda
-                else " or ".join(COMPILERS)
-            )
+            wanted = " or ".join(COMPILERS)
+            if self.cuda:
+                wanted = "nvcc, in CUDA_HOME, PATH or /usr/local/cuda"
             raise EnvironmentProblem(
                 f"backend 'tilelang' compiles its kernels when they are first used, and found no "
                 f"compiler: {wanted}",
                 "install one, or choose another backend: arb backends list",
             )
-        flags = [*(CUDA_FLAGS if self.cuda else CPU_FLAGS), build_flag(compiler, not self.cuda)]
+        fixed_flags = CUDA_FLAGS if self.cuda else CPU_FLAGS
+        flags = [*fixed_flags, build_flag(compiler, not self.cuda)]
         try:
             with taking_turns(*name, str(self.target), *flags):
                 built: Callable[..., None] = tilelang.compile(
@@ -192,7 +205,7 @@ class Lane:
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             raise EnvironmentProblem(
-                f"backend 'tilelang': {compiler} with {shlex.join(flags[:-1])} could not build a "
+                f"backend 'tilelang': {compiler} with {shlex.join(fixed_flags)} could not build a "
                 f"kernel: {last[0]}",
                 "check the compiler, or choose another backend: arb backends list",
             ) from error
@@ -201,12 +214,12 @@ class Lane:
 
 
 def _dialect(name: str) -> ModuleType:
-    """A dialect of TileLang.
+    """Import a dialect of TileLang.
 
     When TileLang is imported it writes paths into the environment, PYTHONPATH among them, which
-    every process that this one starts would inherit. It has read them by then: the environment is
-    put back. And it would report every compilation, and what goes wrong, on standard output:
-    warnings go where those of this program go.
+    every process that this one starts would inherit. It needs them only during the import, so the
+    environment is restored. TileLang also logs every compilation and every fault to standard
+    output: its handlers are removed, and its warnings go to this program's log.
     """
     with left_unchanged():
         module = import_module(name)
@@ -218,10 +231,10 @@ def _dialect(name: str) -> ModuleType:
 
 
 def cpu_lane() -> Lane:
-    """The lane that compiles C++ for this machine."""
+    """Return a lane that compiles C++ for this machine."""
     return Lane("c", "", _dialect("tilelang.cpu.language"))
 
 
 def cuda_lane(arch: str) -> Lane:
-    """The lane that compiles CUDA for ``arch``, for example ``sm_80`` or ``sm_90a``."""
+    """Return a lane that compiles CUDA for ``arch``, for example ``sm_80`` or ``sm_90a``."""
     return Lane("cuda", arch, _dialect("tilelang.language"))

@@ -1,4 +1,4 @@
-"""Which lane serves a device."""
+"""The lane that serves a device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _cuda(arch: str) -> Lane:
 
 
 def lane_of(device: torch.device) -> Lane:
-    """The lane of a tensor's device.
+    """Return the lane of a tensor's device.
 
     Raises:
         TypeError: the kernels serve no such device.

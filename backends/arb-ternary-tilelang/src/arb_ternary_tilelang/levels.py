@@ -1,8 +1,8 @@
-"""What the kernels want to know about a weight's exponents, kept while they are unchanged.
+"""Levels: a weight's exponents relative to a floor, cached while the exponents are unchanged.
 
 Integer sums are taken over ``T << (E - floor)``. How far the exponents spread decides how many
 passes that takes, so the host has to know it, once for each change of the exponents by their
-version counter. Where a kernel moves them, it sets off that transfer by itself; the optimizer's own
+version counter. When a kernel has moved them, that transfer starts at once; the optimizer's own
 transfer at the end of its step comes after it on the stream, so that the next product finds the
 number on the host.
 """
@@ -28,19 +28,18 @@ _KEPT: Final = 4096
 
 
 class Arriving:
-    """An integer of a device on its way to the host, which waits only if it asks before it is
-    there.
-    """
+    """An integer on its way from a device to the host, which waits only when it reads it."""
 
     def __init__(self, number: Tensor) -> None:
-        # pinned, where the transfer need not be waited for
+        # Pinned memory if the number is on a GPU: the transfer need not be waited for.
         self._number = number.to("cpu", non_blocking=True)
-        self._sent: Any = (
-            torch.cuda.current_stream(number.device).record_event() if number.is_cuda else None
-        )
+        self._sent: Any = None
+        if number.is_cuda:
+            stream = torch.cuda.current_stream(number.device)
+            self._sent = stream.record_event()
 
     def read(self) -> int:
-        """The number."""
+        """Wait for the number and return it."""
         if self._sent is not None:
             self._sent.synchronize()
         (found,) = self._number.reshape(1).tolist()
@@ -52,9 +51,9 @@ class Levels:
     """Exponents relative to a floor.
 
     Attributes:
-        floor: int32, a number a row of the weight, or where sums run over rows a number a column.
+        floor: int32, one number per row of the weight, or per column if sums run over rows.
         above: uint8 ``[N, J]``, ``E - floor``.
-        largest: of those.
+        largest: the largest element of ``above``.
     """
 
     floor: Tensor
@@ -64,12 +63,12 @@ class Levels:
 
     @property
     def bands(self) -> tuple[Tensor, ...]:
-        """Levels int8 ``[N, J]`` of each pass, ``E - floor - 7 * pass``; -1 where another pass has
-        the group.
+        """Levels of each pass, int8 ``[N, J]``.
+
+        A level is ``E - floor - 7 * pass``, or -1 where another pass serves the group.
 
         Raises:
-            ValueError: exponents spread over more than 40, beyond which 64 bits do not hold the
-                sums.
+            ValueError: exponents spread over more than 40: the sums would overflow 64 bits.
         """
         if self._bands is None:
             most = self.largest.read()
@@ -79,10 +78,12 @@ class Levels:
                     f"exponents spread over {most}; the exact integer product takes at most "
                     f"{MAX_SPREAD}"
                 )
-            self._bands = tuple(
-                torch.where((above >= low) & (above < low + BAND), above - low, -1).to(torch.int8)
-                for low in range(0, most + 1, BAND)
-            )
+            bands = []
+            for low in range(0, most + 1, BAND):
+                inside = (above >= low) & (above < low + BAND)
+                band = torch.where(inside, above - low, -1)
+                bands.append(band.to(torch.int8))
+            self._bands = tuple(bands)
         return self._bands
 
 
@@ -91,9 +92,7 @@ _found: OrderedDict[tuple[int, bool], tuple[ref[Tensor], int, WeightShape, Level
 
 
 def levels_of(exponent: Tensor, shape: WeightShape, turned: bool) -> Levels:
-    """Levels above the smallest exponent of each row, or of each column of groups where
-    ``turned``.
-    """
+    """Return levels above the smallest exponent of each row, or of each column if ``turned``."""
     if exponent.is_inference():
         return _levels(exponent, shape, turned)
     key = (id(exponent), turned)
@@ -107,9 +106,7 @@ def levels_of(exponent: Tensor, shape: WeightShape, turned: bool) -> Levels:
 
 
 def renew_levels(exponent: Tensor) -> None:
-    """Find the levels of exponents that a kernel has just moved, those that a product has asked for
-    before.
-    """
+    """Recompute the cached levels of exponents that a kernel has just moved."""
     if exponent.is_inference():
         return
     for turned in (False, True):
@@ -133,5 +130,10 @@ def _levels(exponent: Tensor, shape: WeightShape, turned: bool) -> Levels:
     floor = wide.amin(dim=0 if turned else 1, keepdim=True)
     above = wide - floor
     if turned:
-        floor = floor.repeat_interleave(shape.group_size, dim=1)[:, : shape.in_features]
-    return Levels(floor.flatten().contiguous(), above.to(torch.uint8), Arriving(above.amax()))
+        floor = floor.repeat_interleave(shape.group_size, dim=1)
+        floor = floor[:, : shape.in_features]
+    return Levels(
+        floor=floor.flatten().contiguous(),
+        above=above.to(torch.uint8),
+        largest=Arriving(above.amax()),
+    )

@@ -1,4 +1,4 @@
-"""Gradients of looked-up rows turned into votes: ids sorted, kernels launched.
+"""Gradients of looked-up rows turned into votes: sort ids, launch kernels.
 
 Meaning and signatures are those of ``arb_ternary.backends.reference``.
 """
@@ -28,15 +28,16 @@ from arb_ternary_tilelang.lanes import lane_of
 
 
 def kernels() -> dict[str, Callable[..., object]]:
-    """The kernels of this module."""
-    return {"embedding_votes": embedding_votes, "embedding_scaled_votes": embedding_scaled_votes}
+    """Return the kernels of this module by op."""
+    return {
+        "embedding_votes": embedding_votes,
+        "embedding_scaled_votes": embedding_scaled_votes,
+    }
 
 
 @frozen(eq=False)
 class _Lookup:
-    """Which rows were looked up, and where in the gradient each of them is; see
-    ``looked_up_rows``.
-    """
+    """The rows that were looked up and their places in the gradient; see ``looked_up_rows``."""
 
     names: Tensor
     order: Tensor
@@ -45,43 +46,65 @@ class _Lookup:
 
 
 def _lookup(ids_M: Tensor, rows: int) -> _Lookup:
-    """See :func:`check_ids` for ids outside ``0 .. rows - 1``."""
+    """Check ids as :func:`check_ids` does, and sort them."""
     require(ids_M.dim() == 1, f"ids must be [M], got {list(ids_M.shape)}")
     check_ids(ids_M, rows)
     return _Lookup(*looked_up_rows(ids_M.to(torch.int64), rows))
 
 
 def _cast_lookup(
-    lookup: _Lookup, grad_MK: Tensor, target: Target, scaled: Scaled | None, learns: bool
+    lookup: _Lookup,
+    grad_MK: Tensor,
+    target: Target,
+    scaled: Scaled | None,
+    learns: bool,
 ) -> Tensor:
     shape = target.shape
     device = target.words.device
     lane = lane_of(device)
     integer = grad_MK.dtype is torch.int8
     grad = grad_MK if integer else served(lane, grad_MK, "grad")
-    a = readable(grad, "grad", grad.dtype, (lookup.order.shape[0], shape.in_features), device)
-    kind = lane.option(programs.SIGN if scaled is None else scaled.kind)
-    grad_name = FLOATS.get(a.dtype, "int8")
-    learns = learns or not lane.cuda
-    rule = programs.Rule(programs.LOOKUP, kind, grad_name, "int8", shape.vote_bits, learns)
+    size = (lookup.order.shape[0], shape.in_features)
+    a = readable(grad, "grad", grad.dtype, size, device)
+    kind = programs.SIGN if scaled is None else scaled.kind
+    rule = programs.Rule(
+        source=programs.LOOKUP,
+        kind=lane.option(kind),
+        grad=FLOATS.get(a.dtype, "int8"),
+        x="int8",
+        bits=shape.vote_bits,
+        learns=learns or not lane.cuda,
+    )
     none = torch.empty(0, dtype=torch.int8, device=device)
     scores = launch(
-        lane, lane.lookup_tiles, rule, a, none, lookup.order, lookup.starts, target, scaled
+        lane,
+        lane.lookup_tiles,
+        rule,
+        a,
+        none,
+        lookup.order,
+        lookup.starts,
+        target,
+        scaled,
     )
     settle(lane, scores, target, scaled)
     return scores
 
 
-def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Sign votes of the looked-up rows; mutates what the reference mutates."""
+def embedding_votes(
+    ids_M: Tensor,
+    grad_MK: Tensor,
+    scale: Tensor | None,
+    state: VoteState,
+) -> None:
+    """Cast sign votes of the looked-up rows; mutates what the reference mutates."""
     lookup = _lookup(ids_M, state.sizes[0])
     target = target_of(scale, state, lookup.names)
     if 0 in (ids_M.numel(), state.sizes[1]):
         return
     correlated = state.correlation is not None and state.steps is not None
-    scores = _cast_lookup(
-        lookup, grad_MK, target, None, correlated or state.exponent_votes is not None
-    )
+    learns = correlated or state.exponent_votes is not None
+    scores = _cast_lookup(lookup, grad_MK, target, None, learns)
     if state.correlation is not None and state.steps is not None:
         before = state.steps.clone()
         count_correlation_(state.correlation, state.steps, lookup.names, scores)
@@ -90,14 +113,19 @@ def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state:
 
 
 def embedding_scaled_votes(
-    ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState
+    ids_M: Tensor,
+    grad_MK: Tensor,
+    scale: Tensor | None,
+    state: VoteState,
 ) -> None:
-    """Scaled votes of the looked-up rows; mutates ``votes``, ``exponent_votes``, ``stats`` and
-    ``magnitudes``.
+    """Cast scaled votes of the looked-up rows.
+
+    Mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``.
     """
     lookup = _lookup(ids_M, state.sizes[0])
     target = target_of(scale, state, lookup.names)
     scaled = scaled_of(target, grad_MK, state)
     if 0 in (ids_M.numel(), state.sizes[1]):
         return
-    _cast_lookup(lookup, grad_MK, target, scaled, state.exponent_votes is not None)
+    learns = state.exponent_votes is not None
+    _cast_lookup(lookup, grad_MK, target, scaled, learns)

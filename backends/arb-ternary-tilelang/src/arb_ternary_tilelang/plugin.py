@@ -25,8 +25,10 @@ CUDA_HOME = Variable(
 
 @hookimpl
 def arb_register_backends() -> Sequence[BackendSpec]:
-    """The TileLang backend; below the torch backend's 0, because it has been timed on no GPU: it is
-    chosen by name.
+    """Register the TileLang backend.
+
+    Its priority is below the torch backend's 0, because it has been timed on no GPU. It is used
+    only if it is named.
     """
     return (
         BackendSpec(

@@ -1,5 +1,6 @@
-"""Whether the TileLang kernels can work on a device, found without importing TileLang or torch, or
-waking a GPU.
+"""Probe whether the TileLang kernels can work on a device.
+
+The probe imports neither TileLang nor torch, and wakes no GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.environment import CUDA_VISIBLE_DEVICES
 from arb_ternary_tilelang.plugin import CUDA_HOME, CXX
 
-#: Names that TileLang looks for, in its order, where CXX does not say.
+#: Names that TileLang looks for, in its order, if CXX is not set.
 COMPILERS: Final = ("g++", "clang++", "c++")
 #: Device nodes by which an NVIDIA driver shows that it is there, natively or under WSL.
 _DEVICE_NODES: Final = ("/dev/nvidiactl", "/dev/dxg")
@@ -22,26 +23,32 @@ _CUDA_HOME: Final = "/usr/local/cuda"
 
 
 def cpu_compiler() -> str | None:
-    """The C++ compiler that TileLang would use, or None."""
+    """Return the path of the C++ compiler that TileLang would use, or None."""
     chosen = CXX.read().strip()
     if chosen:
         return shutil.which(chosen)
-    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    for name in COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    return None
 
 
 def cuda_compiler() -> str | None:
-    """The CUDA compiler that TileLang would use, or None."""
+    """Return the path of the CUDA compiler that TileLang would use, or None."""
+    places = ["nvcc", f"{_CUDA_HOME}/bin/nvcc"]
     chosen = CUDA_HOME.read().strip()
-    found = [
-        shutil.which(str(Path(home) / "bin" / "nvcc")) for home in ([chosen] if chosen else [])
-    ]
-    return next(
-        filter(None, [*found, shutil.which("nvcc"), shutil.which(f"{_CUDA_HOME}/bin/nvcc")]), None
-    )
+    if chosen:
+        places.insert(0, str(Path(chosen) / "bin" / "nvcc"))
+    for place in places:
+        found = shutil.which(place)
+        if found:
+            return found
+    return None
 
 
 def probe(device: str) -> ProbeResult:
-    """Whether ``device`` (``cpu``, ``cuda``, ``cuda:1``) can be served, and why (not)."""
+    """Find whether ``device`` (``cpu``, ``cuda``, ``cuda:1``) can be served, and why (not)."""
     for module in ("torch", "tilelang"):
         if find_spec(module) is None:
             return ProbeResult(False, f"{module} is not installed")

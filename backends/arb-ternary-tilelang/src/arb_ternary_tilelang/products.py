@@ -1,5 +1,4 @@
-"""Layout, quantisation, matrix products and lookup: arguments checked, results allocated, kernels
-launched.
+"""Layout, quantisation, matrix products and lookup: check arguments and launch kernels.
 
 Meaning and signatures are those of ``arb_ternary.backends.reference``. Operands that are not
 contiguous are copied; nothing that is passed in is written to.
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
@@ -33,16 +33,17 @@ from arb_ternary_tilelang.lane import Lane, Tiles
 from arb_ternary_tilelang.lanes import lane_of
 from arb_ternary_tilelang.levels import BAND, Levels, levels_of
 
-#: Rows up to which each is multiplied by itself, and up to which the sum is split among blocks.
+#: Most rows that are multiplied one by one.
 GEMV_ROWS: Final = 4
+#: Most rows of a product whose sums are split among blocks.
 FEW_ROWS: Final = 64
-#: Terms of a sum below which it is not split.
+#: Least number of terms in each part of a sum.
 _SPLIT_TERMS: Final = 1024
 _MOST_SPLITS: Final = 8
 
 
 def kernels() -> dict[str, Callable[..., object]]:
-    """The kernels of this module."""
+    """Return the kernels of this module by op."""
     return {
         "pack": pack,
         "unpack": unpack,
@@ -59,25 +60,28 @@ def kernels() -> dict[str, Callable[..., object]]:
 
 
 def pack(trits_NK: Tensor) -> Tensor:
-    """int8 trits ``[N, K]`` to uint8 ``[N, 4 * ceil(K / 16)]``."""
+    """Pack int8 trits ``[N, K]`` into uint8 ``[N, 4 * ceil(K / 16)]``."""
     require(trits_NK.dim() == 2, f"trits must be [N, K], got {list(trits_NK.shape)}")
     rows, columns = trits_NK.shape
     trits = readable(trits_NK, "trits", torch.int8, (rows, columns), trits_NK.device)
     packed = torch.empty((rows, packed_bytes(columns)), dtype=torch.uint8, device=trits.device)
     if packed.numel():
-        lane_of(trits.device).kernel(storage.pack, N=rows, K=columns)(trits, words(packed))
+        lane = lane_of(trits.device)
+        kernel = lane.kernel(storage.pack, N=rows, K=columns)
+        kernel(trits, words(packed))
     return packed
 
 
 def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
-    """A packed weight to int8 trits ``[N, K]``."""
+    """Unpack a packed weight to int8 trits ``[N, K]``."""
     held = _packed(packed, shape)
-    trits = torch.empty(
-        (shape.out_features, shape.in_features), dtype=torch.int8, device=packed.device
-    )
+    rows = shape.out_features
+    columns = shape.in_features
+    trits = torch.empty((rows, columns), dtype=torch.int8, device=packed.device)
     if trits.numel():
         lane = lane_of(packed.device)
-        lane.kernel(storage.unpack, N=shape.out_features, K=shape.in_features)(words(held), trits)
+        kernel = lane.kernel(storage.unpack, N=rows, K=columns)
+        kernel(words(held), trits)
     return trits
 
 
@@ -88,21 +92,22 @@ def _packed(packed: Tensor, shape: WeightShape) -> Tensor:
 
 
 def _exponent(exponent: Tensor, packed: Tensor, shape: WeightShape) -> Tensor:
-    return readable(
-        exponent, "exponent", torch.int8, (shape.out_features, shape.groups), packed.device
-    )
+    size = (shape.out_features, shape.groups)
+    return readable(exponent, "exponent", torch.int8, size, packed.device)
 
 
 # --- quantisation
 
 
 def _floats(tensor: Tensor, name: str, lane: Lane) -> tuple[Tensor, str]:
-    """A contiguous float tensor of a type that the lane's kernels read, and its name."""
+    """Return a contiguous float tensor in a dtype that the lane's kernels read, and its name."""
     found = float_name(tensor.dtype, name)
     if not lane.cuda and found != "float32":
         tensor = tensor.to(torch.float32)
         found = "float32"
-    return readable(tensor, name, tensor.dtype, tuple(tensor.shape), tensor.device), found
+    size = tuple(tensor.shape)
+    checked = readable(tensor, name, tensor.dtype, size, tensor.device)
+    return checked, found
 
 
 def _rows(x_MK: Tensor, norm: bool, eps: float) -> tuple[Tensor, Tensor]:
@@ -115,38 +120,44 @@ def _rows(x_MK: Tensor, norm: bool, eps: float) -> tuple[Tensor, Tensor]:
     q = torch.empty((rows, columns), dtype=torch.int8, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
-        lane.kernel(row_programs.quantize_rows, dtype, lane.option(norm), K=columns)(
-            x, q, scale, eps, int(norm)
+        kernel = lane.kernel(
+            row_programs.quantize_rows,
+            dtype,
+            lane.option(norm),
+            K=columns,
         )
+        kernel(x, q, scale, eps, int(norm))
     return q, scale
 
 
 def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-row absolute-maximum quantisation: int8 ``[M, K]`` and float32 ``[M]``."""
+    """Quantise each row by its largest absolute value: int8 ``[M, K]`` and float32 ``[M]``."""
     return _rows(x_MK, False, 0.0)
 
 
 def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm without gain, then :func:`quantize_rows`."""
+    """Apply RMSNorm without gain, then :func:`quantize_rows`."""
     return _rows(x_MK, True, eps)
 
 
 def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
-    """Stochastic rounding to int8 with one power of two; nothing waits for the device."""
+    """Round stochastically to int8 with one power of two, without waiting for the device."""
     lane = lane_of(grad_MN.device)
     grad, dtype = _floats(grad_MN, "grad", lane)
     q = torch.empty(grad.shape, dtype=torch.int8, device=grad.device)
     if not grad.numel():
         return q, torch.ones((), device=grad.device)
     flat = grad.view(-1)
-    tops = torch.empty(
-        -(-flat.shape[0] // (UNIT * lane.width)), dtype=torch.int32, device=grad.device
-    )
-    lane.kernel(row_programs.largest, dtype)(flat, tops)
-    scale = torch.empty(1, dtype=torch.float32, device=grad.device)
+    count = flat.shape[0]
+    blocks = -(-count // (UNIT * lane.width))
+    tops = torch.empty(blocks, dtype=torch.int32, device=grad.device)
+    find_largest = lane.kernel(row_programs.largest, dtype)
+    find_largest(flat, tops)
     top = tops.amax(dim=0, keepdim=True)
-    words_of_hash = keys(seed, step, stream, flat.shape[0])
-    lane.kernel(row_programs.quantize_gradient, dtype)(flat, top, q.view(-1), scale, *words_of_hash)
+    scale = torch.empty(1, dtype=torch.float32, device=grad.device)
+    key_0, key_1 = keys(seed, step, stream, count)
+    round_gradient = lane.kernel(row_programs.quantize_gradient, dtype)
+    round_gradient(flat, top, q.view(-1), scale, key_0, key_1)
     return q, scale.view(())
 
 
@@ -162,7 +173,7 @@ def linear(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
-    """``x @ W.T + bias``: ``[M, N]`` in ``dtype``."""
+    """Return ``x @ W.T + bias``: ``[M, N]`` in ``dtype``."""
     return _product(False, x_MK, scale_M, packed, exponent, bias_N, shape, dtype)
 
 
@@ -174,8 +185,102 @@ def linear_grad_input(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
-    """``grad_y @ W``: ``[M, K]`` in ``dtype``."""
+    """Return ``grad_y @ W``: ``[M, K]`` in ``dtype``."""
     return _product(True, grad_MN, scale, packed, exponent, None, shape, dtype)
+
+
+@frozen(eq=False)
+class _Operands:
+    """Operands of a product with a packed weight.
+
+    Attributes:
+        lane: the target of the kernels.
+        turned: whether the sum is over the rows of the weight.
+        a: the left operand, a matrix whose dtype and columns are not checked yet.
+        held: the words of the weight.
+        exponent: the exponents of the weight, int8 ``[N, J]``.
+        bias: float32 ``[P]``, or None.
+        shape: the shape of the weight.
+        terms: terms of each sum.
+        columns: columns of the result.
+        out: dtype of the result that the kernels write.
+    """
+
+    lane: Lane
+    turned: bool
+    a: Tensor
+    held: Tensor
+    exponent: Tensor
+    bias: Tensor | None
+    shape: WeightShape
+    terms: int
+    columns: int
+    out: torch.dtype
+
+    @property
+    def rows(self) -> int:
+        """Rows of the left operand."""
+        return self.a.shape[0]
+
+    @property
+    def biased(self) -> bool:
+        """Whether a bias is added."""
+        return self.bias is not None
+
+    @property
+    def bias_or_empty(self) -> Tensor:
+        """The bias as a kernel takes it: empty if there is none."""
+        if self.bias is None:
+            return self.empty(0)
+        return self.bias
+
+    @property
+    def tiles(self) -> Tiles:
+        """Tiles for this number of rows."""
+        return self.lane.few_tiles if self.rows <= FEW_ROWS else self.lane.tiles
+
+    def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory for a result on the device of the weight."""
+        return torch.empty(size, dtype=dtype, device=self.held.device)
+
+    def checked(self, a: Tensor, dtype: torch.dtype) -> Tensor:
+        """The left operand as a kernel reads it."""
+        size = (a.shape[0], self.terms)
+        return readable(a, "the left operand", dtype, size, self.held.device)
+
+    def multiply(
+        self,
+        mode: str,
+        a: Tensor,
+        scale: Tensor,
+        level: Tensor,
+        floor: Tensor,
+        result: Tensor,
+    ) -> None:
+        """Multiply tile by tile into ``result``, ``[splits, M, P]``, in a mode of the kernel."""
+        exact = mode == programs.SUMS
+        biased = self.biased and not exact
+        kernel = self.lane.kernel(
+            programs.product,
+            self.turned,
+            mode,
+            "int32" if exact else FLOATS[result.dtype],
+            self.lane.option(biased),
+            self.tiles,
+            result.shape[0],
+            **_sizes(self.shape),
+        )
+        kernel(
+            a,
+            scale,
+            self.held,
+            level,
+            floor,
+            self.bias_or_empty,
+            result,
+            self.shape.group_size,
+            int(biased),
+        )
 
 
 def _product(
@@ -188,144 +293,185 @@ def _product(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
-    lane = lane_of(packed.device)
     device = packed.device
+    lane = lane_of(device)
     held = words(_packed(packed, shape))
     powers = _exponent(exponent, packed, shape)
-    terms, columns = (shape.out_features, shape.in_features)[:: 1 if turned else -1]
+    if turned:
+        terms = shape.out_features
+        columns = shape.in_features
+    else:
+        terms = shape.in_features
+        columns = shape.out_features
     require(a_MR.dim() == 2, f"the left operand must be [M, {terms}], got {list(a_MR.shape)}")
     rows = a_MR.shape[0]
     float_name(dtype, "result")
-    added = None if bias is None else readable(bias, "bias", torch.float32, (columns,), device)
+    if bias is not None:
+        bias = readable(bias, "bias", torch.float32, (columns,), device)
     if 0 in (rows, terms, columns):
-        empty = torch.zeros((rows, columns), dtype=torch.float32, device=device)
-        return (empty if added is None else empty + added).to(dtype)
-    out = dtype if lane.cuda else torch.float32
-    options = (lane, turned, a_MR, held, powers, added, shape, out)
+        result = torch.zeros((rows, columns), dtype=torch.float32, device=device)
+        if bias is not None:
+            result += bias
+        return result.to(dtype)
+    operands = _Operands(
+        lane=lane,
+        turned=turned,
+        a=a_MR,
+        held=held,
+        exponent=powers,
+        bias=bias,
+        shape=shape,
+        terms=terms,
+        columns=columns,
+        out=dtype if lane.cuda else torch.float32,
+    )
     if scale is None:
-        return _float_product(*options).to(dtype)
-    sizes = (1,) if turned else (rows,)
-    factors = readable(
-        scale.reshape(sizes) if turned else scale, "scale", torch.float32, sizes, device
-    )
-    return _int8_product(*options, factors, levels_of(exponent, shape, turned)).to(dtype)
+        return _float_product(operands).to(dtype)
+    size = (rows,)
+    if turned:
+        size = (1,)
+        scale = scale.reshape(size)
+    factors = readable(scale, "scale", torch.float32, size, device)
+    levels = levels_of(exponent, shape, turned)
+    return _int8_product(operands, factors, levels).to(dtype)
 
 
-def _float_product(
-    lane: Lane,
-    turned: bool,
-    a_MR: Tensor,
-    held: Tensor,
-    exponent: Tensor,
-    added: Tensor | None,
-    shape: WeightShape,
-    out: torch.dtype,
-) -> Tensor:
-    a, mode = _floats(a_MR, "the left operand", lane)
-    terms, columns = (shape.out_features, shape.in_features)[:: 1 if turned else -1]
-    a = readable(a, "the left operand", a.dtype, (a.shape[0], terms), held.device)
-    result = torch.empty((1, a.shape[0], columns), dtype=out, device=held.device)
-    none = torch.empty(0, device=held.device)
-    biased = added is not None
-    kernel = lane.kernel(
-        programs.product,
-        turned,
+def _float_product(operands: _Operands) -> Tensor:
+    a, mode = _floats(operands.a, "the left operand", operands.lane)
+    a = operands.checked(a, a.dtype)
+    result = operands.empty(1, operands.rows, operands.columns, dtype=operands.out)
+    operands.multiply(
         mode,
-        FLOATS[out],
-        lane.option(biased),
-        _tiles(lane, a.shape[0]),
-        1,
-        **_sizes(shape),
-    )
-    bias = none if added is None else added
-    kernel(
-        a, none, held, exponent, none.to(torch.int32), bias, result, shape.group_size, int(biased)
+        a,
+        operands.empty(0),
+        operands.exponent,
+        operands.empty(0, dtype=torch.int32),
+        result,
     )
     return result[0]
 
 
-def _int8_product(
-    lane: Lane,
-    turned: bool,
-    a_MR: Tensor,
-    held: Tensor,
-    exponent: Tensor,
-    added: Tensor | None,
-    shape: WeightShape,
-    out: torch.dtype,
+def _int8_product(operands: _Operands, scale: Tensor, levels: Levels) -> Tensor:
+    a = operands.checked(operands.a, torch.int8)
+    terms = operands.terms
+    largest_term = 127 << (BAND - 1)
+    require(
+        terms * largest_term < 2**31,
+        f"the tilelang backend sums at most {2**31 // largest_term} terms, got {terms}",
+    )
+    if len(levels.bands) > 1:
+        return _banded_product(operands, a, scale, levels)
+    if operands.rows <= GEMV_ROWS and not operands.turned:
+        return _gemv(operands, a, scale, levels)
+    splits = _splits(operands.lane, operands.rows, terms)
+    if splits > 1:
+        return _split_product(operands, a, scale, levels, splits)
+    result = operands.empty(1, operands.rows, operands.columns, dtype=operands.out)
+    operands.multiply("int8", a, scale, levels.bands[0], levels.floor, result)
+    return result[0]
+
+
+def _banded_product(
+    operands: _Operands,
+    a: Tensor,
     scale: Tensor,
     levels: Levels,
 ) -> Tensor:
-    terms, columns = (shape.out_features, shape.in_features)[:: 1 if turned else -1]
-    a = readable(a_MR, "the left operand", torch.int8, (a_MR.shape[0], terms), held.device)
-    rows = a.shape[0]
-    device = held.device
-    sizes = _sizes(shape)
-    require(
-        terms * (127 << (BAND - 1)) < 2**31,
-        f"the tilelang backend sums at most {2**31 // 8128} terms, got {terms}",
+    """Multiply if exponents spread over several bands: one pass per band, added in int64."""
+    total = torch.zeros(
+        (operands.rows, operands.columns),
+        dtype=torch.int64,
+        device=a.device,
     )
-    bias = torch.empty(0, device=device) if added is None else added
-    name = FLOATS[out]
-    biased = added is not None
-    group = shape.group_size
-    given = lane.option(biased)
-    tiles = _tiles(lane, rows)
-    if len(levels.bands) > 1:
-        total = torch.zeros((rows, columns), dtype=torch.int64, device=device)
-        part = torch.empty((1, rows, columns), dtype=torch.int32, device=device)
-        kernel = lane.kernel(
-            programs.product, turned, programs.SUMS, "int32", lane.option(False), tiles, 1, **sizes
-        )
-        for index, level in enumerate(levels.bands):
-            kernel(a, scale, held, level, levels.floor, bias, part, group, 0)
-            total += part[0].to(torch.int64) << (BAND * index)
-        factor = ((levels.floor + 127) << 23).view(torch.float32)
-        y = total.to(torch.float32).mul_(scale if turned else scale.unsqueeze(1)).mul_(factor)
-        return (y if added is None else y.add_(added)).to(out)
-    level = levels.bands[0]
-    if rows <= GEMV_ROWS and not turned:
-        result = torch.empty((rows, columns), dtype=out, device=device)
-        chunk = 4 if lane.cuda and held.shape[1] % 4 == 0 else 1
-        padded = a if terms % UNIT == 0 else torch.nn.functional.pad(a, (0, -terms % UNIT))
-        kernel = lane.kernel(programs.gemv, name, given, chunk, **sizes)
-        kernel(words(padded), scale, held, level, levels.floor, bias, result, group, int(biased))
-        return result
-    splits = _splits(lane, rows, terms)
-    if splits == 1:
-        result = torch.empty((1, rows, columns), dtype=out, device=device)
-        kernel = lane.kernel(programs.product, turned, "int8", name, given, tiles, 1, **sizes)
-        kernel(a, scale, held, level, levels.floor, bias, result, group, int(biased))
-        return result[0]
-    parts = torch.empty((splits, rows, columns), dtype=torch.int32, device=device)
-    result = torch.empty((rows, columns), dtype=out, device=device)
-    kernel = lane.kernel(
-        programs.product, turned, programs.SUMS, "int32", lane.option(False), tiles, splits, **sizes
+    parts = operands.empty(1, operands.rows, operands.columns, dtype=torch.int32)
+    for index, level in enumerate(levels.bands):
+        operands.multiply(programs.SUMS, a, scale, level, levels.floor, parts)
+        total += parts[0].to(torch.int64) << (BAND * index)
+    factor = ((levels.floor + 127) << 23).view(torch.float32)
+    y = total.to(torch.float32)
+    y *= scale if operands.turned else scale.unsqueeze(1)
+    y *= factor
+    if operands.bias is not None:
+        y += operands.bias
+    return y.to(operands.out)
+
+
+def _gemv(operands: _Operands, a: Tensor, scale: Tensor, levels: Levels) -> Tensor:
+    """Multiply very few rows, one by one."""
+    result = operands.empty(operands.rows, operands.columns, dtype=operands.out)
+    chunk = 4 if operands.lane.cuda and operands.held.shape[1] % 4 == 0 else 1
+    missing = -operands.terms % UNIT
+    if missing:
+        a = torch.nn.functional.pad(a, (0, missing))
+    kernel = operands.lane.kernel(
+        programs.gemv,
+        FLOATS[operands.out],
+        operands.lane.option(operands.biased),
+        chunk,
+        **_sizes(operands.shape),
     )
-    kernel(a, scale, held, level, levels.floor, bias, parts, group, 0)
-    lane.kernel(programs.finish, turned, name, given)(
-        parts, scale, levels.floor, bias, result, int(biased)
+    kernel(
+        words(a),
+        scale,
+        operands.held,
+        levels.bands[0],
+        levels.floor,
+        operands.bias_or_empty,
+        result,
+        operands.shape.group_size,
+        int(operands.biased),
+    )
+    return result
+
+
+def _split_product(
+    operands: _Operands,
+    a: Tensor,
+    scale: Tensor,
+    levels: Levels,
+    splits: int,
+) -> Tensor:
+    """Multiply with each sum split among blocks; a second kernel adds the parts."""
+    parts = operands.empty(splits, operands.rows, operands.columns, dtype=torch.int32)
+    operands.multiply(programs.SUMS, a, scale, levels.bands[0], levels.floor, parts)
+    result = operands.empty(operands.rows, operands.columns, dtype=operands.out)
+    kernel = operands.lane.kernel(
+        programs.finish,
+        operands.turned,
+        FLOATS[operands.out],
+        operands.lane.option(operands.biased),
+    )
+    kernel(
+        parts,
+        scale,
+        levels.floor,
+        operands.bias_or_empty,
+        result,
+        int(operands.biased),
     )
     return result
 
 
 def _sizes(shape: WeightShape) -> dict[str, int]:
-    return {"N": shape.out_features, "K": shape.in_features, "G": shape.group_size}
-
-
-def _tiles(lane: Lane, rows: int) -> Tiles:
-    return lane.few_tiles if rows <= FEW_ROWS else lane.tiles
+    return {
+        "N": shape.out_features,
+        "K": shape.in_features,
+        "G": shape.group_size,
+    }
 
 
 def _splits(lane: Lane, rows: int, terms: int) -> int:
     """Parts of the sum, so that products with few rows occupy the whole device."""
-    return min(_MOST_SPLITS, max(1, terms // _SPLIT_TERMS)) if rows <= FEW_ROWS else 1
+    if rows > FEW_ROWS:
+        return 1
+    wanted = max(1, terms // _SPLIT_TERMS)
+    return min(_MOST_SPLITS, wanted)
 
 
 def embedding(
     ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
 ) -> Tensor:
-    """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
+    """Return rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
 
     Raises:
         IndexError: an id is outside ``0 .. N - 1``; see :func:`check_ids`.
@@ -342,7 +488,6 @@ def embedding(
     if not rows.numel():
         return rows.to(dtype)
     check_ids(ids, shape.out_features)
-    lane.kernel(programs.lookup, FLOATS[out], **_sizes(shape))(
-        ids, held, powers, rows, shape.group_size
-    )
+    kernel = lane.kernel(programs.lookup, FLOATS[out], **_sizes(shape))
+    kernel(ids, held, powers, rows, shape.group_size)
     return rows.to(dtype)

@@ -12,15 +12,14 @@ import pytest
 import torch
 from attrs import frozen
 from hypothesis import HealthCheck, settings
-from numpy.typing import NDArray
+from numpy.testing import assert_array_equal
 from torch import Tensor
 
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import NARROW_VOTES, KernelBackend, WeightShape
 from arb_ternary.backends.vote_state import VoteState, new_state
-from arb_ternary_testing import restatement
+from arb_ternary_testing.restatement import Array, dense_weight, float32, int8
 
-Array = NDArray[Any]
 #: ``(M, N, K)`` of a product: rows of the input, output features, input features.
 Sizes = tuple[int, int, int]
 _Test = TypeVar("_Test", bound=Callable[..., None])
@@ -39,6 +38,9 @@ SHAPES: Final[tuple[Sizes, ...]] = (
 #: Group sizes of the format; 0 stands for one exponent per row.
 GROUP_SIZES: Final = (32, 64, 128, 256, 0)
 
+every_shape = pytest.mark.parametrize("sizes", SHAPES)
+every_group_size = pytest.mark.parametrize("group_size", GROUP_SIZES)
+
 
 def examples(count: int) -> Callable[[_Test], _Test]:
     """Return settings for a property test that several classes inherit and slow kernels run."""
@@ -53,24 +55,26 @@ def examples(count: int) -> Callable[[_Test], _Test]:
     )
 
 
-def float32(values: Any) -> Array:
-    """Return ``values`` as a float32 array."""
-    return np.array(values, np.float32)
-
-
 def integers(seed: int, rows: int, columns: int, largest: int) -> Array:
     """Return a random int64 matrix with entries from ``-largest`` to ``largest``."""
-    return np.random.default_rng(seed).integers(-largest, largest + 1, (rows, columns))
+    rng = np.random.default_rng(seed)
+    return rng.integers(-largest, largest + 1, (rows, columns))
 
 
 def small_floats(seed: int, rows: int, columns: int, largest: int) -> Array:
     """Return a random float32 matrix of integers, whose products and sums are exact."""
-    return integers(seed, rows, columns, largest).astype(np.float32)
+    return float32(integers(seed, rows, columns, largest))
 
 
 def random_int8(seed: int, rows: int, columns: int, largest: int = 127) -> Array:
     """Return a random int8 matrix with entries from ``-largest`` to ``largest``."""
-    return integers(seed, rows, columns, largest).astype(np.int8)
+    return int8(integers(seed, rows, columns, largest))
+
+
+def any_int8(seed: int, rows: int, columns: int) -> Array:
+    """Return a random int8 matrix with entries from the whole range, -128 included."""
+    rng = np.random.default_rng(seed)
+    return int8(rng.integers(-128, 128, (rows, columns)))
 
 
 def filled(value: float, rows: int, columns: int) -> Array:
@@ -85,18 +89,35 @@ def ones(rows: int, columns: int) -> Array:
 
 def normal(seed: int, rows: int, columns: int) -> Array:
     """Return a random float32 matrix with standard normal entries."""
-    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    return float32(rng.standard_normal((rows, columns)))
 
 
 def random_trits(seed: int, rows: int, columns: int) -> Array:
     """Return a random int8 matrix of trits."""
-    return np.random.default_rng(seed).integers(-1, 2, (rows, columns)).astype(np.int8)
+    return random_int8(seed, rows, columns, largest=1)
+
+
+def gradient_with_nan() -> tuple[Array, Array, Array]:
+    """Return ``grad`` [3, 5] and ``x`` [3, 40], each with one NaN, and the product ``grad.T @ x``.
+
+    NaN fills row 2 and column 7 of the product.
+    """
+    grad = small_floats(1, 3, 5, 2)
+    x = small_floats(2, 3, 40, 2)
+    grad[1, 2] = np.nan
+    x[0, 7] = np.nan
+    with np.errstate(invalid="ignore"):
+        product = grad.T @ x
+    return grad, x, product
 
 
 def squares_by_row_and_column(values: Array) -> Array:
     """Return the statistics of a gradient: no NaN, then sums of squares by row and by column."""
     squares = values.astype(np.float64) ** 2
-    return np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)])
+    by_row = squares.sum(axis=1)
+    by_column = squares.sum(axis=0)
+    return np.concatenate([[0.0], by_row, by_column])
 
 
 def sum_by_row(ids: Array, values: Array, rows: int) -> Array:
@@ -124,12 +145,12 @@ class Weight:
     @property
     def dense(self) -> Array:
         """The weight as a float64 matrix ``[N, K]``, exact."""
-        return restatement.dense_weight(self.trits, self.exponent, self.group_size)
+        return dense_weight(self.trits, self.exponent, self.group_size)
 
 
 @frozen(eq=False)
 class Cast:
-    """What a state holds after votes were cast."""
+    """Contents of a state after votes were cast."""
 
     votes: Array
     exponent_votes: Array
@@ -204,8 +225,9 @@ class BackendCase:
 
     def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor with the values of a numpy array or scalar, on the device."""
-        made = torch.from_numpy(np.array(array, order="C")).to(self.device)
-        return made if dtype is None else made.to(dtype)
+        copied = np.array(array, order="C")
+        tensor = torch.from_numpy(copied).to(self.device)
+        return tensor if dtype is None else tensor.to(dtype)
 
     def scalar(self, value: float | None) -> Tensor | None:
         """Return a float32 scalar on the device, or None for None."""
@@ -220,7 +242,7 @@ class BackendCase:
 
     def assert_equal(self, tensor: Tensor, wanted: Any) -> None:
         """Assert that a tensor has exactly these values."""
-        np.testing.assert_array_equal(self.array(tensor), wanted)
+        assert_array_equal(self.array(tensor), wanted)
 
     @contextmanager
     def unchanged(self, *inputs: Tensor) -> Iterator[None]:
@@ -228,7 +250,8 @@ class BackendCase:
         before = [tensor.clone() for tensor in inputs]
         yield
         for tensor, old in zip(inputs, before, strict=True):
-            assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input was changed"
+            now = tensor.nan_to_num()
+            assert torch.equal(now, old.nan_to_num()), "an input was changed"
 
     # --- weights
 
@@ -254,8 +277,8 @@ class BackendCase:
         rng = np.random.default_rng(seed)
         shape = WeightShape(rows, columns, group_size or columns)
         low, high = exponents
-        exponent = rng.integers(low, high + 1, (rows, shape.groups)).astype(np.int8)
-        trits = rng.integers(-1, 2, (rows, columns)).astype(np.int8)
+        exponent = int8(rng.integers(low, high + 1, (rows, shape.groups)))
+        trits = int8(rng.integers(-1, 2, (rows, columns)))
         return self.weight_of(trits, exponent, shape.group_size, vote_bits)
 
     def weight_of(
@@ -292,12 +315,13 @@ class BackendCase:
 
     def assert_trits(self, weight: Weight, wanted: Array) -> None:
         """Assert that the packed weight now holds these trits."""
-        np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), wanted)
+        trits = self.trits_out(weight.packed, weight.shape)
+        assert_array_equal(trits, wanted)
 
     # --- votes
 
     def votes_in(self, votes_NK: Array, vote_bits: int = 8) -> Tensor:
-        """Return votes in the backend's layout, or in the reference's if it leaves that to it."""
+        """Return votes in the backend's layout, or the reference's if the backend has none."""
         pack = self.backend.kernels.get("pack_votes", reference.pack_votes)
         votes = self.tensor(votes_NK)
         packed = pack(votes) if vote_bits == 8 else pack(votes, vote_bits)
@@ -313,7 +337,8 @@ class BackendCase:
 
     def assert_votes(self, state: VoteState, wanted: Any) -> None:
         """Assert that the accumulators hold these votes."""
-        np.testing.assert_array_equal(self.votes_out(state.votes, state.shape), wanted)
+        votes = self.votes_out(state.votes, state.shape)
+        assert_array_equal(votes, wanted)
 
     def state(
         self,
@@ -342,19 +367,25 @@ class BackendCase:
         )
 
     def cast_into(
-        self, state: VoteState, op: str, operands: tuple[Tensor, Tensor, Tensor | None]
+        self,
+        state: VoteState,
+        op: str,
+        left: Tensor,
+        right: Tensor,
+        scale: float | None,
     ) -> Cast:
-        """Run a kernel that casts votes and return what the state then holds."""
-        left, right, scale = operands
+        """Run a kernel that casts votes and return the new contents of the state."""
         inputs = [left, right, state.weight]
         if state.vote_scale is not None:
             inputs.append(state.vote_scale)
         with self.unchanged(*inputs):
-            self.run(op, left, right, scale, state)
-        magnitudes = state.magnitudes
+            self.run(op, left, right, self.scalar(scale), state)
+        magnitudes = None
+        if state.magnitudes is not None:
+            magnitudes = self.array(state.magnitudes)
         return Cast(
             votes=self.votes_out(state.votes, state.shape),
             exponent_votes=self.array(state.learned),
             stats=self.array(state.stats),
-            magnitudes=None if magnitudes is None else self.array(magnitudes),
+            magnitudes=magnitudes,
         )

@@ -15,16 +15,25 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from arb_ternary_testing import restatement as expected
-from arb_ternary_testing.backend_case import BackendCase, examples, filled, random_int8, sum_by_row
+from arb_ternary_testing.backend_case import (
+    BackendCase,
+    examples,
+    filled,
+    random_int8,
+    sum_by_row,
+)
+from arb_ternary_testing.restatement import float32, int8, wide
 
 BITS: Final = (4, 2)
 
+every_size_of_vote = pytest.mark.parametrize("bits", BITS)
+
 
 class NarrowVoteTests(BackendCase):
-    """Storage and sign votes of narrow accumulators."""
+    """Tests of the storage and the sign votes of narrow accumulators."""
 
     @pytest.mark.parametrize("columns", [1, 2, 31, 128, 129, 300])
-    @pytest.mark.parametrize("bits", BITS)
+    @every_size_of_vote
     def test_layout_of_narrow_votes_is_lossless_and_compact(self, bits: int, columns: int) -> None:
         weight = self.weight(1, 5, columns, 128, vote_bits=bits)
         largest = expected.VOTE_RANGES[bits][1]
@@ -32,18 +41,19 @@ class NarrowVoteTests(BackendCase):
         packed = self.votes_in(votes, bits)
         assert_array_equal(self.votes_out(packed, weight.shape), votes)
 
-        many = self.votes_in(filled(largest, 64, 1024), bits)
-        assert many.nbytes == 64 * 1024 * bits // 8
+        many = filled(largest, 64, 1024)
+        packed = self.votes_in(many, bits)
+        assert packed.nbytes == 64 * 1024 * bits // 8
 
     @pytest.mark.parametrize("kind", ["float32", "int8"])
-    @pytest.mark.parametrize("bits", BITS)
+    @every_size_of_vote
     def test_narrow_sign_votes_follow_the_rule_and_saturate(self, bits: int, kind: str) -> None:
         weight = self.weight(2, 17, 131, 32, vote_bits=bits)
         low, high = expected.VOTE_RANGES[bits]
         grad = random_int8(3, 4, 17, 3)
         x = random_int8(4, 4, 131, 3)
         rng = np.random.default_rng(5)
-        votes = rng.choice([low, low + 1, 0, high], (17, 131)).astype(np.int8)
+        votes = int8(rng.choice([low, low + 1, 0, high], (17, 131)))
         exponent_votes = random_int8(6, 17, weight.shape.groups, 100)
         state = self.state(weight, votes, exponent_votes)
         scale = self.scalar(1.0) if kind == "int8" else None
@@ -56,7 +66,7 @@ class NarrowVoteTests(BackendCase):
             state,
         )
 
-        gradient = grad.astype(np.int64).T @ x.astype(np.int64)
+        gradient = wide(grad.T) @ wide(x)
         wanted_votes, wanted_exponent_votes = expected.cast_votes(
             gradient,
             weight.trits,
@@ -68,7 +78,7 @@ class NarrowVoteTests(BackendCase):
         self.assert_votes(state, wanted_votes)
         self.assert_equal(state.learned, wanted_exponent_votes)
 
-    @pytest.mark.parametrize("bits", BITS)
+    @every_size_of_vote
     def test_narrow_votes_of_a_lookup_leave_other_rows_alone(self, bits: int) -> None:
         weight = self.weight(7, 6, 45, 32, vote_bits=bits)
         ids = np.array([4, 0, 4])
@@ -77,8 +87,13 @@ class NarrowVoteTests(BackendCase):
         state = self.state(weight, votes)._replace(exponent_votes=None)
         before = state.votes.clone()
 
-        grad_MK = self.tensor(grad.astype(np.float32))
-        self.run("embedding_votes", self.tensor(ids), grad_MK, None, state)
+        self.run(
+            "embedding_votes",
+            self.tensor(ids),
+            self.tensor(float32(grad)),
+            None,
+            state,
+        )
 
         no_exponent_votes = filled(0, 6, 2)
         wanted, _ = expected.cast_votes(

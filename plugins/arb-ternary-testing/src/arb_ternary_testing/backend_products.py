@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -15,17 +15,17 @@ from torch import Tensor
 from arb_ternary_testing import restatement as expected
 from arb_ternary_testing.backend_case import (
     GROUP_SIZES,
-    SHAPES,
-    Array,
     BackendCase,
     Sizes,
     Weight,
+    every_group_size,
+    every_shape,
     examples,
     filled,
-    float32,
     normal,
     ones,
 )
+from arb_ternary_testing.restatement import Array, float32, int8
 
 #: Unit roundoff of bfloat16: eight bits of significand.
 BFLOAT16_ROUNDOFF: Final = 2.0**-8
@@ -35,23 +35,31 @@ _FLOAT_TYPES: Final = (torch.float32, torch.bfloat16)
 def _int8_input(seed: int, rows: int, columns: int) -> tuple[Array, Array]:
     """Return random int8 activations ``[M, K]`` and their row scales ``[M]``."""
     rng = np.random.default_rng(seed)
-    q = rng.integers(-127, 128, (rows, columns)).astype(np.int8)
-    scale = rng.uniform(0.001, 2.0, rows).astype(np.float32)
+    q = int8(rng.integers(-127, 128, (rows, columns)))
+    scale = float32(rng.uniform(0.001, 2.0, rows))
     return q, scale
 
 
 def _assert_within_bound(got: Array, left: Array, right: Array, dtype: torch.dtype) -> None:
     """Assert that ``got`` is ``left @ right`` up to the rounding of dot products in any order."""
     wanted = left @ right
-    bound = expected.dot_product_bound(left.shape[1], np.abs(left) @ np.abs(right))
+    absolute_sum = np.abs(left) @ np.abs(right)
+    bound = expected.dot_product_bound(left.shape[1], absolute_sum)
     if dtype == torch.bfloat16:
         bound = bound + BFLOAT16_ROUNDOFF * (np.abs(wanted) + bound)
     error = np.abs(got - wanted)
     assert np.all(error <= bound), f"largest error {error.max()}"
 
 
+def _assert_tensor(value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Assert that a kernel returned a tensor of this type and shape."""
+    assert isinstance(value, Tensor)
+    assert value.dtype == dtype
+    assert tuple(value.shape) == shape
+
+
 class ProductTests(BackendCase):
-    """Quantisation, products and lookup."""
+    """Tests of quantisation, products and lookup."""
 
     def _linear(
         self,
@@ -61,7 +69,7 @@ class ProductTests(BackendCase):
         bias: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        y = self.run(
+        y: Tensor = self.run(
             "linear",
             x,
             scale,
@@ -71,9 +79,7 @@ class ProductTests(BackendCase):
             weight.shape,
             dtype,
         )
-        assert isinstance(y, Tensor)
-        assert y.dtype == dtype
-        assert tuple(y.shape) == (x.shape[0], weight.shape.out_features)
+        _assert_tensor(y, dtype, (len(x), weight.shape.out_features))
         return y
 
     def _grad_input(
@@ -83,7 +89,7 @@ class ProductTests(BackendCase):
         scale: Tensor | None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        result = self.run(
+        grad_x: Tensor = self.run(
             "linear_grad_input",
             grad,
             scale,
@@ -92,44 +98,48 @@ class ProductTests(BackendCase):
             weight.shape,
             dtype,
         )
-        assert isinstance(result, Tensor)
-        assert result.dtype == dtype
-        assert tuple(result.shape) == (grad.shape[0], weight.shape.in_features)
-        return result
+        _assert_tensor(grad_x, dtype, (len(grad), weight.shape.in_features))
+        return grad_x
 
     # --- quantize_rows
 
     def _check_quantize_rows(self, x: Tensor) -> None:
         q, scale = self.run("quantize_rows", x)
-        assert (q.dtype, scale.dtype) == (torch.int8, torch.float32)
+        assert q.dtype == torch.int8
+        assert scale.dtype == torch.float32
         wanted_q, wanted_scale = expected.quantize_rows(self.array(x))
         self.assert_equal(scale, wanted_scale)
         self.assert_equal(q, wanted_q)
 
-    @pytest.mark.parametrize("shape", [(1, 1), (3, 31), (4, 129), (17, 300), (0, 8)])
+    @pytest.mark.parametrize(
+        "shape",
+        [(1, 1), (3, 31), (4, 129), (17, 300), (0, 8)],
+    )
     @pytest.mark.parametrize("magnitude", [1e-20, 1.0, 1e20])
     def test_quantize_rows_matches_numpy_bitwise(
         self,
         shape: tuple[int, int],
         magnitude: float,
     ) -> None:
-        x = np.random.default_rng(0).standard_normal(shape) * magnitude
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal(shape) * magnitude
         self._check_quantize_rows(self.tensor(float32(x)))
 
     def test_quantize_rows_rounds_half_to_even(self) -> None:
         x = float32([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, -127.0]])
         q, scale = self.run("quantize_rows", self.tensor(x))
         assert self.array(scale).tolist() == [1.0]
-        assert self.array(q).tolist() == [[127, 0, 2, 2, 0, -2, -2, -127]]
+        self.assert_equal(q, [[127, 0, 2, 2, 0, -2, -2, -127]])
 
     def test_row_of_zeros_has_a_zero_scale(self) -> None:
         x = float32([[0.0, -0.0, 0.0], [1.0, 0.0, -1.0]])
         q, scale = self.run("quantize_rows", self.tensor(x))
-        assert self.array(q).tolist() == [[0, 0, 0], [127, 0, -127]]
+        self.assert_equal(q, [[0, 0, 0], [127, 0, -127]])
         assert self.array(scale)[0] == 0.0
 
     def test_bfloat16_rows_are_quantised_in_float32(self) -> None:
-        self._check_quantize_rows(self.tensor(normal(3, 5, 67), torch.bfloat16))
+        x = normal(3, 5, 67)
+        self._check_quantize_rows(self.tensor(x, torch.bfloat16))
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
     def test_non_finite_row_has_a_non_finite_scale(self, bad: float) -> None:
@@ -158,15 +168,16 @@ class ProductTests(BackendCase):
         )
         self.assert_equal(y, wanted)
 
-    @pytest.mark.parametrize("group_size", GROUP_SIZES)
-    @pytest.mark.parametrize("sizes", SHAPES)
+    @every_group_size
+    @every_shape
     def test_int8_products_are_exact(self, sizes: Sizes, group_size: int) -> None:
         rows, out_features, columns = sizes
         weight = self.weight(sum(sizes), out_features, columns, group_size)
         self._check_int8(weight, *_int8_input(rows, rows, columns))
 
     @pytest.mark.parametrize(
-        ("low", "high"), [(-9, -9), (-3, 1), (0, 3), (-30, -26), (-12, 0), (-20, 10)]
+        ("low", "high"),
+        [(-9, -9), (-3, 1), (0, 3), (-30, -26), (-12, 0), (-20, 10)],
     )
     def test_int8_products_are_exact_for_any_exponent_spread(self, low: int, high: int) -> None:
         weight = self.weight(5, 9, 300, 32, (low, high))
@@ -177,7 +188,8 @@ class ProductTests(BackendCase):
         weight = self.weight_of(filled(1, 2, 32), filled(exponent, 2, 1), 32)
         q = self.tensor(filled(1, 1, 32))
         y = self._linear(weight, q, self.tensor(float32([1.0])))
-        assert self.array(y).tolist() == [[32 * 2.0**exponent] * 2]
+        total = 32 * 2.0**exponent
+        self.assert_equal(y, [[total, total]])
 
     @pytest.mark.parametrize("activation", [127, -127])
     @pytest.mark.parametrize("trit", [1, -1])
@@ -191,8 +203,9 @@ class ProductTests(BackendCase):
         trits = filled(trit, 3, columns)
         weight = self.weight_of(trits, filled(0, 3, columns // 128), 128)
         q = self.tensor(filled(activation, 2, columns))
-        y = self._linear(weight, q, self.tensor(np.ones(2, np.float32)))
-        assert self.array(y).tolist() == [[float(trit * activation * columns)] * 3] * 2
+        y = self._linear(weight, q, self.tensor(float32([1.0, 1.0])))
+        total = float(trit * activation * columns)
+        self.assert_equal(y, np.full((2, 3), total))
 
     def test_bias_is_added_last(self) -> None:
         weight = self.weight(7, 11, 140, 64)
@@ -219,7 +232,7 @@ class ProductTests(BackendCase):
         self._check_int8(weight, *_int8_input(seed, rows, columns))
 
     @pytest.mark.parametrize("dtype", _FLOAT_TYPES)
-    @pytest.mark.parametrize("sizes", SHAPES)
+    @every_shape
     def test_float_products_are_within_the_error_bound(
         self,
         sizes: Sizes,
@@ -230,13 +243,15 @@ class ProductTests(BackendCase):
         x = self.tensor(normal(4, rows, columns), dtype)
         y = self._linear(weight, x, None, dtype=dtype)
         wide = self.array(x).astype(np.float64)
-        _assert_within_bound(self.array(y), wide, weight.dense.T, dtype)
+        got = self.array(y)
+        _assert_within_bound(got, wide, weight.dense.T, dtype)
 
     def test_nan_stays_in_its_row(self) -> None:
         weight = self.weight(3, 6, 64, 32)
         x = ones(3, 64)
         x[1, 5] = np.nan
-        y = self.array(self._linear(weight, self.tensor(x), None))
+        product = self._linear(weight, self.tensor(x), None)
+        y = self.array(product)
         assert np.isnan(y[1]).all()
         assert np.isfinite(y[[0, 2]]).all()
 
@@ -244,8 +259,16 @@ class ProductTests(BackendCase):
         weight = self.weight(3, 6, 64, 32)
         q, scale = _int8_input(1, 64, 5)
         scale = scale[:5]
-        y = self._linear(weight, self.tensor(q).t(), self.tensor(scale))
-        self.assert_equal(y, expected.linear_int8(q.T, scale, weight.trits, weight.exponent, 32))
+        transposed = self.tensor(q).t()
+        y = self._linear(weight, transposed, self.tensor(scale))
+        wanted = expected.linear_int8(
+            q.T,
+            scale,
+            weight.trits,
+            weight.exponent,
+            weight.group_size,
+        )
+        self.assert_equal(y, wanted)
 
     def test_product_uses_a_weight_changed_in_place(self) -> None:
         """A backend that caches a weight must notice when the weight or its exponents change."""
@@ -264,7 +287,8 @@ class ProductTests(BackendCase):
 
     def test_results_and_inputs_survive_the_next_call(self) -> None:
         weight = self.weight(1, 8, 128, 32)
-        q, scale = (self.tensor(array) for array in _int8_input(1, 3, 128))
+        inputs = _int8_input(1, 3, 128)
+        q, scale = map(self.tensor, inputs)
         with self.unchanged(q, scale, weight.packed, weight.exponent_tensor):
             first = self._linear(weight, q, scale)
             kept = first.clone()
@@ -273,8 +297,8 @@ class ProductTests(BackendCase):
 
     # --- linear_grad_input
 
-    @pytest.mark.parametrize("group_size", GROUP_SIZES)
-    @pytest.mark.parametrize("sizes", SHAPES)
+    @every_group_size
+    @every_shape
     def test_int8_gradients_of_the_input_are_exact(self, sizes: Sizes, group_size: int) -> None:
         rows, out_features, columns = sizes
         weight = self.weight(sum(sizes), out_features, columns, group_size, (-7, 1))
@@ -291,7 +315,7 @@ class ProductTests(BackendCase):
         self.assert_equal(grad, wanted)
 
     @pytest.mark.parametrize("dtype", _FLOAT_TYPES)
-    @pytest.mark.parametrize("sizes", SHAPES)
+    @every_shape
     def test_float_input_gradients_are_within_the_error_bound(
         self,
         sizes: Sizes,
@@ -302,11 +326,12 @@ class ProductTests(BackendCase):
         grad_y = self.tensor(normal(5, rows, out_features), dtype)
         grad = self._grad_input(weight, grad_y, None, dtype)
         wide = self.array(grad_y).astype(np.float64)
-        _assert_within_bound(self.array(grad), wide, weight.dense, dtype)
+        got = self.array(grad)
+        _assert_within_bound(got, wide, weight.dense, dtype)
 
     # --- optional ops
 
-    @pytest.mark.parametrize("group_size", GROUP_SIZES)
+    @every_group_size
     def test_lookup_returns_the_exact_rows(self, group_size: int) -> None:
         weight = self.weight(9, 23, 133, group_size)
         ids = np.array([0, 22, 5, 5, 1])
@@ -318,27 +343,31 @@ class ProductTests(BackendCase):
             weight.shape,
             torch.float32,
         )
-        self.assert_equal(rows, weight.dense[ids].astype(np.float32))
+        wanted = float32(weight.dense[ids])
+        self.assert_equal(rows, wanted)
 
     def test_fused_norm_quantises_the_normalised_row(self) -> None:
         x = normal(6, 5, 96)
         q, scale = self.run("rms_norm_quantize", self.tensor(x), 1e-6)
         wide = x.astype(np.float64)
-        normalised = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-6)
+        mean_square = (wide**2).mean(axis=1, keepdims=True)
+        normalised = wide / np.sqrt(mean_square + 1e-6)
         wanted_scale = np.abs(normalised).max(axis=1) / 127
         # A mean of K squares, a square root, two divisions: K + 6 roundings of relative size u.
         tolerance = (96 + 6) * expected.FLOAT32_ROUNDOFF
         np.testing.assert_allclose(self.array(scale), wanted_scale, rtol=tolerance)
         quotient = normalised / wanted_scale[:, None]
         error = np.abs(self.array(q) - quotient)
-        assert np.all(error <= 0.5 + 127 * 2 * tolerance)
+        largest_error = 0.5 + 127 * 2 * tolerance
+        assert np.all(error <= largest_error)
 
     @pytest.mark.parametrize("magnitude", [1e-6, 1.0, 300.0])
     def test_gradients_are_rounded_by_the_counter_hash(self, magnitude: float) -> None:
-        grad = np.random.default_rng(7).standard_normal((4, 33)) * magnitude
-        grad = grad.astype(np.float32)
+        rng = np.random.default_rng(7)
+        grad = float32(rng.standard_normal((4, 33)) * magnitude)
         grad[1, 1] = 0.0
-        words = (11, (5 << 20) + 2, 12345)
+        step = (5 << 20) + 2
+        words = (11, step, 12345)
         q, scale = self.run("quantize_gradient", self.tensor(grad), *words)
         wanted_q, wanted_scale = expected.quantize_gradient(grad, *words)
         assert float(scale) == wanted_scale

@@ -15,16 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from arb_ternary.backends.protocol import FUSED_VOTES
 from arb_ternary_testing import restatement as expected
 from arb_ternary_testing.backend_case import (
-    GROUP_SIZES,
-    SHAPES,
-    Array,
     BackendCase,
     Cast,
     Sizes,
     Weight,
+    any_int8,
+    every_group_size,
+    every_shape,
     examples,
     filled,
-    float32,
+    gradient_with_nan,
     integers,
     ones,
     random_int8,
@@ -32,10 +32,11 @@ from arb_ternary_testing.backend_case import (
     squares_by_row_and_column,
     sum_by_row,
 )
+from arb_ternary_testing.restatement import Array, float32, int8, wide
 
 
 class VoteTests(BackendCase):
-    """Votes, flips and exponents."""
+    """Tests of votes, flips and exponents."""
 
     def _cast(
         self,
@@ -49,12 +50,17 @@ class VoteTests(BackendCase):
         scale: float | None = None,
         stats: Array | None = None,
     ) -> Cast:
-        """Run ``cast_votes`` on a state with these votes and return what the state then holds."""
+        """Run ``cast_votes`` on a state with these votes and return its new contents."""
         state = self.state(weight, votes, exponent_votes)
         if stats is not None:
             state = state._replace(stats=self.tensor(stats))
-        operands = (self.tensor(grad, dtype), self.tensor(x, dtype), self.scalar(scale))
-        return self.cast_into(state, "cast_votes", operands)
+        return self.cast_into(
+            state,
+            "cast_votes",
+            self.tensor(grad, dtype),
+            self.tensor(x, dtype),
+            scale,
+        )
 
     def _assert_cast(
         self,
@@ -78,8 +84,8 @@ class VoteTests(BackendCase):
     # --- cast_votes
 
     @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-    @pytest.mark.parametrize("group_size", GROUP_SIZES)
-    @pytest.mark.parametrize("sizes", SHAPES)
+    @every_group_size
+    @every_shape
     def test_votes_and_exponent_votes_follow_the_rule(
         self,
         sizes: Sizes,
@@ -113,19 +119,27 @@ class VoteTests(BackendCase):
         assert np.all(got.votes == -1)
 
     @pytest.mark.parametrize(
-        ("start", "sign"), [(127, -1.0), (-128, 1.0), (126, -1.0), (-127, 1.0)]
+        ("start", "sign"),
+        [(127, -1.0), (-128, 1.0), (126, -1.0), (-127, 1.0)],
     )
     def test_votes_saturate_and_never_wrap(self, start: int, sign: float) -> None:
         trits = filled(int(sign), 3, 40)
         weight = self.weight_of(trits, filled(-3, 3, 2), 32)
         votes = filled(start, 3, 40)
-        exponent_votes = filled(-start if start > -128 else 127, 3, 2)
+        opposite_end = min(-start, 127)
+        exponent_votes = filled(opposite_end, 3, 2)
         grad = np.full((2, 3), sign, np.float32)
         x = ones(2, 40)
 
-        got = self._cast(weight, grad, x, votes=votes, exponent_votes=exponent_votes)
+        got = self._cast(
+            weight,
+            grad,
+            x,
+            votes=votes,
+            exponent_votes=exponent_votes,
+        )
 
-        self._assert_cast(got, np.full((3, 40), sign), weight, votes, exponent_votes)
+        self._assert_cast(got, grad.T @ x, weight, votes, exponent_votes)
         assert abs(int(got.votes[0, 0])) >= 127
 
     def test_the_largest_int8_gradient_does_not_overflow(self) -> None:
@@ -136,17 +150,13 @@ class VoteTests(BackendCase):
         got = self._cast(weight, grad, x, scale=1.0)
         assert np.all(got.votes == -1)
         total = float(127 * 127 * rows)
+        by_row = got.stats[1:5]
         tolerance = 66 * expected.FLOAT32_ROUNDOFF
-        np.testing.assert_allclose(got.stats[1:5], 64 * total**2, rtol=tolerance)
+        np.testing.assert_allclose(by_row, 64 * total**2, rtol=tolerance)
 
     def test_nan_casts_no_vote_and_is_counted(self) -> None:
         weight = self.weight(2, 5, 40, 32)
-        grad = small_floats(1, 3, 5, 2)
-        x = small_floats(2, 3, 40, 2)
-        grad[1, 2] = np.nan
-        x[0, 7] = np.nan
-        with np.errstate(invalid="ignore"):
-            gradient = grad.T @ x
+        grad, x, gradient = gradient_with_nan()
 
         got = self._cast(weight, grad, x)
 
@@ -172,14 +182,15 @@ class VoteTests(BackendCase):
         grad = integers(1, 3, 7, 3)
         x = integers(2, 3, 50, 3)
         dtype = torch.float32 if scale is None else torch.int8
-        before = np.arange(1 + 7 + 50).astype(np.float32)
+        before = float32(np.arange(1 + 7 + 50))
 
         got = self._cast(weight, grad, x, dtype=dtype, scale=scale, stats=before)
 
         # Every number is a small multiple of a power of two: float32 sums them exactly in any
         # order.
-        wanted = before + squares_by_row_and_column(grad.T @ x * (scale or 1.0))
-        assert_array_equal(got.stats, wanted.astype(np.float32))
+        gradient = grad.T @ x * (scale or 1.0)
+        wanted = before + squares_by_row_and_column(gradient)
+        assert_array_equal(got.stats, float32(wanted))
 
     def test_every_micro_batch_casts_its_own_votes(self) -> None:
         weight = self.weight(5, 4, 33, 32)
@@ -230,10 +241,11 @@ class VoteTests(BackendCase):
         seed: int,
     ) -> None:
         weight = self.weight(seed, rows, columns, 64)
-        rng = np.random.default_rng(seed + 1)
-        votes = rng.integers(-128, 128, (rows, columns)).astype(np.int8)
+        votes = any_int8(seed + 1, rows, columns)
         state = self.state(weight, votes)
+
         flips = self.run("apply_votes", state, threshold, leak)
+
         trits, left, count = expected.apply_votes(weight.trits, votes, threshold, leak)
         self.assert_trits(weight, trits)
         self.assert_votes(state, left)
@@ -263,7 +275,8 @@ class VoteTests(BackendCase):
     def test_padding_never_flips(self) -> None:
         """After many crossings the packed form is still the one that packing the trits gives."""
         weight = self.weight(9, 3, 131, 32)
-        self.run("apply_votes", self.state(weight, filled(127, 3, 131)), 1, 0)
+        state = self.state(weight, filled(127, 3, 131))
+        self.run("apply_votes", state, 1, 0)
         trits = self.trits_out(weight.packed, weight.shape)
         assert torch.equal(weight.packed, self.pack(trits))
 
@@ -291,9 +304,10 @@ class VoteTests(BackendCase):
     ) -> None:
         rng = np.random.default_rng(seed)
         origins = (rows, 1) if per_row else (1, 1)
-        origin = rng.integers(-9, 4, origins).astype(np.int8)
-        exponent = (origin + rng.integers(-band, band + 1, (rows, groups))).astype(np.int8)
-        votes = rng.integers(-128, 128, (rows, groups)).astype(np.int8)
+        origin = int8(rng.integers(-9, 4, origins))
+        moves = rng.integers(-band, band + 1, (rows, groups))
+        exponent = int8(origin + moves)
+        votes = int8(rng.integers(-128, 128, (rows, groups)))
         weight = self.weight_of(filled(0, rows, 32 * groups), exponent, 32)
         state = self.state(weight, exponent_votes=votes, origin=self.tensor(origin))
 
@@ -312,10 +326,12 @@ class VoteTests(BackendCase):
         assert int(moved) == count
 
     def test_exponents_keep_powers_of_two_normal_floats(self) -> None:
-        weight = self.weight_of(filled(0, 1, 64), np.array([[-126, 127]], np.int8), 32)
-        state = self.state(weight, exponent_votes=np.array([[-128, 127]], np.int8))
+        exponent = np.array([[-126, 127]], np.int8)
+        votes = np.array([[-128, 127]], np.int8)
+        weight = self.weight_of(filled(0, 1, 64), exponent, 32)
+        state = self.state(weight, exponent_votes=votes)
         self.run("apply_exponent_votes", state, 1, 3, 0)
-        assert self.array(state.exponent).tolist() == [[-126, 127]]
+        self.assert_equal(state.exponent, exponent)
 
     # --- embedding_votes
 
@@ -340,11 +356,19 @@ class VoteTests(BackendCase):
         state = self.state(weight, votes, exponent_votes)
         if correlated:
             state = state._replace(
-                exponent_votes=None, correlation=self.tensor(correlation), steps=self.tensor(steps)
+                exponent_votes=None,
+                correlation=self.tensor(correlation),
+                steps=self.tensor(steps),
             )
         scale = None if kind == "float32" else self.scalar(1.0)
 
-        self.run("embedding_votes", self.tensor(ids), self.tensor(grad.astype(kind)), scale, state)
+        self.run(
+            "embedding_votes",
+            self.tensor(ids),
+            self.tensor(grad.astype(kind)),
+            scale,
+            state,
+        )
 
         summed = sum_by_row(ids, grad, 11)
         touched = np.isin(np.arange(11), ids)[:, None]
@@ -358,13 +382,16 @@ class VoteTests(BackendCase):
         self.assert_votes(state, np.where(touched, wanted_votes, votes))
         if state.correlation is not None and state.steps is not None:
             score = expected.group_score(np.sign(summed) * weight.trits, 32)
-            total = np.clip(correlation.astype(np.int64) + score, -(2**15), 2**15 - 1)
-            self.assert_equal(state.correlation, np.where(touched, total, correlation))
+            total = wide(correlation) + score
+            total = np.clip(total, -(2**15), 2**15 - 1)
+            wanted = np.where(touched, total, correlation)
+            self.assert_equal(state.correlation, wanted)
             self.assert_equal(state.steps, steps + touched)
         else:
             wanted = np.where(touched, wanted_exponent_votes, exponent_votes)
             self.assert_equal(state.learned, wanted)
-        self.assert_equal(state.stats, squares_by_row_and_column(summed).astype(np.float32))
+        squares = squares_by_row_and_column(summed)
+        self.assert_equal(state.stats, float32(squares))
 
 
 class _LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -374,10 +401,18 @@ class _LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.nbytes = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         inputs = {_address(value) for value in args if isinstance(value, torch.Tensor)}
-        values = result if isinstance(result, tuple | list) else (result,)
+        values = result
+        if not isinstance(result, tuple | list):
+            values = (result,)
         for value in values:
             if isinstance(value, torch.Tensor) and _address(value) not in inputs:
                 self.nbytes = max(self.nbytes, value.nbytes)

@@ -62,7 +62,7 @@ class ComponentCase:
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
-        """Use one thread: the suites' models are so small that more threads only wait."""
+        """Use one thread: the suites' models are too small to gain from more."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         yield

@@ -1,6 +1,6 @@
-"""Install fake plugins: to Python, a folder with a module and ``.dist-info`` is a distribution.
+"""Install fake plugins: folders with a module and a ``.dist-info``, which make a distribution.
 
-This takes a millisecond; building and installing a wheel takes seconds.
+This takes a millisecond. Building and installing a wheel takes seconds.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ How = Literal["stop", "crash"]
 
 
 class Crash(BaseException):
-    """Stands for the death of the process: no error handler catches it and nothing is saved."""
+    """Simulated death of the process: no error handler catches it and nothing is saved."""
 
 
 @frozen(kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,8 @@ from attrs import evolve
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_testing.component import ComponentCase
 from arb_ternary_train.capabilities import reserved_ids
+
+in_training_and_evaluation = pytest.mark.parametrize("training", [True, False])
 
 
 class MaskingSuite(ComponentCase):
@@ -45,12 +48,20 @@ class MaskingSuite(ComponentCase):
         allowed = [token for token in range(self.vocabulary_size) if token not in reserved]
         indices = rng.integers(0, len(allowed), (rows, positions + 1))
         tokens = np.array(allowed, np.int64)[indices]
-        sample_ids = rng.permutation(10 * rows)[:rows].astype(np.int64)
-        return Batch(data=torch.from_numpy(tokens), sample_ids=torch.from_numpy(sample_ids))
+        sample_ids = rng.permutation(10 * rows)[:rows]
+        return Batch(
+            data=torch.from_numpy(tokens),
+            sample_ids=torch.from_numpy(sample_ids),
+        )
 
     def make_context(self, **changes: Any) -> MaskContext:
         """Return a context in the middle of a run."""
-        return evolve(MaskContext(step=12, seed=5, vocabulary_size=self.vocabulary_size), **changes)
+        context = MaskContext(
+            step=12,
+            seed=5,
+            vocabulary_size=self.vocabulary_size,
+        )
+        return evolve(context, **changes)
 
     def _reserved_ids(self) -> Sequence[int]:
         return reserved_ids(self.make_strategy(), self.vocabulary_size)
@@ -61,32 +72,38 @@ class MaskingSuite(ComponentCase):
         context: MaskContext | None = None,
         seed: int = 3,
     ) -> MaskedBatch:
+        """Return ``batch`` masked by a new strategy."""
+        strategy = self.make_strategy()
         generator = torch.Generator().manual_seed(seed)
-        return self.make_strategy().apply(batch, generator, context or self.make_context())
+        return strategy.apply(batch, generator, context or self.make_context())
+
+    def _masked(self, training: bool) -> Iterator[tuple[tuple[int, int], MaskedBatch]]:
+        """Yield each of ``sizes`` with a masked batch of that size."""
+        context = self.make_context(training=training)
+        for rows, positions in self.sizes:
+            batch = self.make_batch(rows, positions)
+            yield (rows, positions), self._apply(batch, context)
 
     def test_implements_the_masking_protocol(self) -> None:
         assert isinstance(self.make_strategy(), MaskingStrategy)
 
-    @pytest.mark.parametrize("training", [True, False])
+    @in_training_and_evaluation
     def test_results_have_the_shape_of_the_predictions(self, training: bool) -> None:
-        context = self.make_context(training=training)
-        for rows, positions in self.sizes:
-            masked = self._apply(self.make_batch(rows, positions), context)
+        for size, masked in self._masked(training):
             assert isinstance(masked, MaskedBatch)
             for tensor in (masked.inputs, masked.targets, masked.loss_mask):
-                assert tuple(tensor.shape) == (rows, positions)
+                assert tuple(tensor.shape) == size
             assert masked.inputs.dtype == torch.int64
             assert masked.targets.dtype == torch.int64
             assert masked.loss_mask.dtype == torch.bool
 
-    @pytest.mark.parametrize("training", [True, False])
+    @in_training_and_evaluation
     def test_inputs_and_counted_targets_are_token_ids(self, training: bool) -> None:
-        context = self.make_context(training=training)
-        for rows, positions in self.sizes:
-            masked = self._apply(self.make_batch(rows, positions), context)
-            for ids in (masked.inputs.flatten(), masked.targets[masked.loss_mask]):
-                assert bool((ids >= 0).all())
-                assert bool((ids < self.vocabulary_size).all())
+        for _, masked in self._masked(training):
+            counted = masked.targets[masked.loss_mask]
+            for ids in (masked.inputs, counted):
+                assert (ids >= 0).all()
+                assert (ids < self.vocabulary_size).all()
 
     def test_reserved_ids_are_token_ids(self) -> None:
         reserved = self._reserved_ids()
@@ -98,26 +115,28 @@ class MaskingSuite(ComponentCase):
     def test_the_same_arguments_give_the_same_result(self) -> None:
         batch = self.make_batch(6, 16)
         for _ in range(3):
-            _assert_equal(self._apply(batch), self._apply(batch))
+            first = self._apply(batch)
+            second = self._apply(batch)
+            _assert_equal(first, second)
 
     def test_calls_do_not_depend_on_earlier_calls(self) -> None:
         strategy = self.make_strategy()
+        other = self.make_batch(4, 9, seed=8)
+        later = self.make_context(step=99)
+        strategy.apply(other, torch.Generator().manual_seed(1), later)
+
         batch = self.make_batch(6, 16)
         context = self.make_context()
-        other = self.make_batch(4, 9, seed=8)
-        strategy.apply(other, torch.Generator().manual_seed(1), self.make_context(step=99))
         again = strategy.apply(batch, torch.Generator().manual_seed(3), context)
         _assert_equal(again, self._apply(batch, context))
 
     def test_batch_is_left_unchanged(self) -> None:
         batch = self.make_batch(6, 16)
-        tokens = batch.data.clone()
-        sample_ids = batch.sample_ids.clone()
-        extras = {name: tensor.clone() for name, tensor in batch.extras.items()}
+        before = copy.deepcopy(batch)
         self._apply(batch)
-        assert torch.equal(batch.data, tokens)
-        assert torch.equal(batch.sample_ids, sample_ids)
-        for name, tensor in extras.items():
+        assert torch.equal(batch.data, before.data)
+        assert torch.equal(batch.sample_ids, before.sample_ids)
+        for name, tensor in before.extras.items():
             assert torch.equal(batch.extras[name], tensor)
 
     def test_global_random_generators_are_not_used(self) -> None:
@@ -130,27 +149,31 @@ class MaskingSuite(ComponentCase):
         np.random.seed(987)
         _assert_equal(first, self._apply(batch))
 
-    @pytest.mark.parametrize("training", [True, False])
+    @in_training_and_evaluation
     def test_sample_is_masked_alike_in_any_row(self, training: bool) -> None:
         """A resumed or re-sharded run batches the same samples differently."""
         batch = self.make_batch(6, 16)
         context = self.make_context(training=training)
         order = torch.tensor([4, 2, 0, 5, 1, 3])
+        extras = {name: tensor[order] for name, tensor in batch.extras.items()}
         moved = Batch(
             data=batch.data[order],
             sample_ids=batch.sample_ids[order],
-            extras={name: tensor[order] for name, tensor in batch.extras.items()},
+            extras=extras,
         )
         straight = self._apply(batch, context)
         expected = MaskedBatch(
-            straight.inputs[order], straight.targets[order], straight.loss_mask[order]
+            inputs=straight.inputs[order],
+            targets=straight.targets[order],
+            loss_mask=straight.loss_mask[order],
         )
         _assert_equal(expected, self._apply(moved, context))
 
     def test_some_position_counts_in_the_loss(self) -> None:
         counts = []
         for seed in range(4):
-            masked = self._apply(self.make_batch(8, 64, seed), seed=seed)
+            batch = self.make_batch(8, 64, seed)
+            masked = self._apply(batch, seed=seed)
             counts.append(int(masked.loss_mask.sum()))
         assert any(counts)
 

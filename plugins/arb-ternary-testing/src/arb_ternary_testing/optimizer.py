@@ -37,7 +37,11 @@ _FEATURES = 64
 def _layers(part: str) -> list[nn.Module]:
     """Return the layers of the suite's models: "float", "ternary" or "mixed"."""
     if part == "float":
-        return [nn.Linear(_FEATURES, 8), nn.Tanh(), nn.Linear(8, 4)]
+        return [
+            nn.Linear(_FEATURES, 8),
+            nn.Tanh(),
+            nn.Linear(8, 4),
+        ]
     if part == "ternary":
         return [TernaryLinear(_FEATURES, 4, group_size=32, activations="float")]
     return [
@@ -48,7 +52,7 @@ def _layers(part: str) -> list[nn.Module]:
 
 
 class _Saved(NamedTuple):
-    """What a checkpoint would hold at some step."""
+    """Contents of a checkpoint."""
 
     weights: dict[str, Any]
     optimizer: dict[str, Any]
@@ -56,17 +60,17 @@ class _Saved(NamedTuple):
 
 
 class OptimizerSuite(ComponentCase):
-    """Tests that every optimizer must pass: of float parameters, of ternary modules or of both.
+    """Tests that every optimizer must pass, whether it is for float or ternary parts or both.
 
     Subclass it and set ``component`` to the registered name (or override :meth:`make_optimizer` and
     set ``parts``). If the optimizer is a wrapper, its param groups may be those of its attribute
     ``inner``.
 
     Attributes:
-        parts: the models to try it on, among "float", "ternary" and "mixed"; by default those that
-            its spec accepts.
-        draws: largest number of micro-batches that it takes for one step; more than 1 for a wrapper
-            that defers steps.
+        parts: models that the optimizer is tried on, among "float", "ternary" and "mixed"; by
+            default those that its spec accepts.
+        draws: largest number of micro-batches that the optimizer takes for one step; more than 1
+            for a wrapper that defers steps.
         learning_steps: number of steps after which the loss of a small regression must be lower.
         learning_share: share of the loss by which it must be lower.
     """
@@ -110,19 +114,22 @@ class OptimizerSuite(ComponentCase):
     # --- running the optimizer
 
     def _start(self, part: str, seed: int = 0) -> tuple[nn.Module, Optimizer]:
+        """Return a new model and its optimizer."""
         torch.manual_seed(seed)
         model = self.make_model(part)
-        return model, self.make_optimizer(collect_trainable(model))
+        trainable = collect_trainable(model)
+        return model, self.make_optimizer(trainable)
 
     def _loss(self, model: nn.Module, step: int | None = None) -> Tensor:
         """Return the mean squared error on the sixteen rows of a micro-batch, or on all rows."""
         x, y = _regression()
         if step is not None:
-            rows = torch.randperm(64, generator=torch.Generator().manual_seed(step))[:16]
+            generator = torch.Generator().manual_seed(step)
+            rows = torch.randperm(64, generator=generator)[:16]
             x = x[rows]
             y = y[rows]
-        loss: Tensor = (model(x) - y).square().mean()
-        return loss
+        error: Tensor = model(x) - y
+        return error.square().mean()
 
     def _backward(self, model: nn.Module, step: int) -> float:
         """Run forward and backward of a micro-batch and return its loss."""
@@ -150,7 +157,8 @@ class OptimizerSuite(ComponentCase):
     def _step(self, optimizer: Optimizer, loss: float = 1.0) -> StepOutcome:
         """Take a step; pass the loss of the micro-batch if the optimizer takes one."""
         signals = {"loss_signal": loss} if takes_loss_signal(optimizer) else {}
-        return as_outcome(optimizer.step(**signals), optimizer)  # type: ignore[call-overload]
+        returned = optimizer.step(**signals)  # type: ignore[call-overload]
+        return as_outcome(returned, optimizer)
 
     # --- the object
 
@@ -160,12 +168,15 @@ class OptimizerSuite(ComponentCase):
         for group in scheduled_groups(optimizer):
             assert group["kind"] in ("float", "ternary")
             assert group["lr"] > 0
-        before = [group["lr"] for group in optimizer.param_groups]
-        assert before
+        halved = [0.5 * group["lr"] for group in optimizer.param_groups]
+        assert halved
+
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
         self._step(optimizer)
         schedule.step()
-        assert [group["lr"] for group in optimizer.param_groups] == [0.5 * lr for lr in before]
+
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == halved
 
     def test_every_trainable_part_is_in_exactly_one_group(self, part: str) -> None:
         model, optimizer = self._start(part)
@@ -173,10 +184,12 @@ class OptimizerSuite(ComponentCase):
         grouped: dict[str, list[int]] = {"float": [], "ternary": []}
         for group in scheduled_groups(optimizer):
             grouped[group["kind"]] += [id(parameter) for parameter in group["params"]]
+
         floats = [id(parameter) for parameter in trainable.floats.values()]
         assert sorted(grouped["float"]) == sorted(floats)
         modules = len(trainable.ternary) + len(trainable.stored)
-        assert len(grouped["ternary"]) == len(set(grouped["ternary"])) == modules
+        ternary = grouped["ternary"]
+        assert len(ternary) == len(set(ternary)) == modules
 
     # --- learning
 
@@ -186,9 +199,8 @@ class OptimizerSuite(ComponentCase):
         self._advance(model, optimizer, 0, self.learning_steps)
         model.zero_grad()
         after = float(self._loss(model).detach())
-        assert after < before * (1 - self.learning_share), (
-            f"the loss went from {before:.4g} to {after:.4g}"
-        )
+        limit = before * (1 - self.learning_share)
+        assert after < limit, f"the loss went from {before:.4g} to {after:.4g}"
 
     def test_steps_within_the_declared_number_of_micro_batches(self, part: str) -> None:
         model, optimizer = self._start(part)
@@ -221,7 +233,8 @@ class OptimizerSuite(ComponentCase):
             assert outcome.flips == changed
             before = after
             total += changed
-            if (total or not ternary) and step >= 20 * self.draws:
+            enough = total > 0 or not ternary
+            if enough and step >= 20 * self.draws:
                 break
         assert total > 0 or not ternary, "no trit ever flipped"
 
@@ -268,7 +281,8 @@ class OptimizerSuite(ComponentCase):
             pytest.skip("not an optimizer of ternary modules alone")
         self._advance(model, optimizer, 0, 3 * self.draws)
         before = copy.deepcopy(model.state_dict())
-        outcome = ternary_update(model, optimizer, self._loss(model, 4) * float("nan"))
+        loss = self._loss(model, 4) * float("nan")
+        outcome = ternary_update(model, optimizer, loss)
         assert outcome.skipped
         assert not outcome.stepped
         _assert_equal(model.state_dict(), before)
@@ -285,7 +299,8 @@ class OptimizerSuite(ComponentCase):
                 before = _everything(model)
                 self._backward(model, 4)
                 outcome = self._step(optimizer, float("nan"))
-                assert (outcome.stepped, outcome.skipped) == (False, True)
+                assert outcome.skipped
+                assert not outcome.stepped
                 _assert_equal(_everything(model), before)
             outcomes = self._advance(model, optimizer, 5, 5 + 3 * self.draws)
             assert any(outcome.stepped for outcome in outcomes)
@@ -319,13 +334,14 @@ class OptimizerSuite(ComponentCase):
                 final[step] = copy.deepcopy(model.state_dict())
 
         for stop, state in saved.items():
-            resumed, other = self._start(part, seed=99)
-            resumed.load_state_dict(state.weights)
-            other.load_state_dict(state.optimizer)
-            for name, parameter in resumed.named_parameters():
+            model, optimizer = self._start(part, seed=99)
+            model.load_state_dict(state.weights)
+            optimizer.load_state_dict(state.optimizer)
+            for name, parameter in model.named_parameters():
                 parameter.grad = state.gradients.get(name)
-            self._advance(resumed, other, stop, stop + more)
-            _assert_equal(resumed.state_dict(), final[stop + more])
+            end = stop + more
+            self._advance(model, optimizer, stop, end)
+            _assert_equal(model.state_dict(), final[end])
 
     def test_state_is_plain(self, part: str) -> None:
         model, optimizer = self._start(part)
@@ -338,38 +354,45 @@ def _regression() -> tuple[Tensor, Tensor]:
     """Return the inputs of the regression, and its targets: the outputs of a ternary layer."""
     generator = torch.Generator().manual_seed(77)
     x = torch.randn(64, _FEATURES, generator=generator)
-    weight = torch.randint(-1, 2, (4, _FEATURES), generator=generator).float() / 8
+    trits = torch.randint(-1, 2, (4, _FEATURES), generator=generator)
+    weight = trits.float() / 8
     return x, x @ weight.t()
 
 
 def _save(model: nn.Module, optimizer: Optimizer) -> _Saved:
+    """Return the contents of a checkpoint of this model and optimizer."""
     gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            gradients[name] = parameter.grad.clone()
-    return copy.deepcopy(_Saved(model.state_dict(), optimizer.state_dict(), gradients))
+            gradients[name] = parameter.grad
+    saved = _Saved(
+        weights=model.state_dict(),
+        optimizer=optimizer.state_dict(),
+        gradients=gradients,
+    )
+    return copy.deepcopy(saved)
 
 
 def _codes(model: nn.Module) -> list[Tensor]:
     """Return copies of the integer weights of each module that has them."""
-    trits = [module.trits() for module in model.modules() if isinstance(module, TernaryModule)]
-    stored = [module.codes() for _, module in stored_modules(model)]
-    return [codes.clone() for codes in trits + stored]
+    codes = [module.trits() for module in model.modules() if isinstance(module, TernaryModule)]
+    codes += [module.codes() for _, module in stored_modules(model)]
+    return [each.clone() for each in codes]
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return what the model computes with, without accumulators and counters."""
+    """Return copies of a model's weights: its state without accumulators and counters."""
     working = ("votes", "control", "correlation", "steps")
-    return {
-        name: value.clone()
-        for name, value in model.state_dict().items()
-        if not name.endswith(working)
-    }
+    weights = {}
+    for name, value in model.state_dict().items():
+        if not name.endswith(working):
+            weights[name] = value.clone()
+    return weights
 
 
 def _everything(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a model, and the buffers that backward adds to and no state holds."""
-    found = {name: value.clone() for name, value in model.state_dict().items()}
+    """Return copies of a model's state and of the buffers outside the state that backward fills."""
+    found = copy.deepcopy(model.state_dict())
     for name, module in model.named_modules():
         if isinstance(module, TernaryModule):
             found[f"{name}.stats"] = module.stats.clone()
@@ -396,7 +419,6 @@ def _assert_plain(value: Any, path: str) -> None:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _assert_plain(item, f"{path}[{index}]")
-    else:
-        assert value is None or isinstance(value, Tensor | int | float | str | bool), (
-            f"{path}: a {type(value).__name__} cannot be stored in a checkpoint"
-        )
+    elif value is not None:
+        plain = isinstance(value, Tensor | int | float | str | bool)
+        assert plain, f"{path}: a {type(value).__name__} cannot be stored in a checkpoint"

@@ -30,7 +30,7 @@ _LEARNED: Final = ("weight", "exponent", "bias")
 
 
 class _End(NamedTuple):
-    """What a run leaves behind: its newest checkpoint and its metrics file."""
+    """Results of a run: its newest checkpoint and its metrics file."""
 
     checkpoint: Checkpoint
     metrics: bytes

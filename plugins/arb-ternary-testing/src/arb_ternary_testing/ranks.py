@@ -29,7 +29,7 @@ def on_ranks(
 
     Args:
         size: number of ranks.
-        function: takes the ``World``; its result can be pickled.
+        function: takes the ``ProcessGroup``; its result can be pickled.
         arguments: further arguments, the same for all ranks.
         seconds: time limit.
 

@@ -30,6 +30,16 @@ def wide(values: Any) -> Array:
     return result
 
 
+def int8(values: Array) -> Array:
+    """Return numbers as int8."""
+    return values.astype(np.int8)
+
+
+def float32(values: Any) -> Array:
+    """Return numbers as float32, each rounded to nearest even."""
+    return np.array(values, np.float32)
+
+
 def groups(columns: int, group_size: int) -> int:
     """Return ``J``, the number of exponents per row."""
     return -(-columns // group_size)
@@ -37,7 +47,8 @@ def groups(columns: int, group_size: int) -> int:
 
 def spread(values_NJ: Array, columns: int, group_size: int) -> Array:
     """Repeat the value of each group over the group's columns: ``[N, J]`` to ``[N, K]``."""
-    return values_NJ[:, np.arange(columns) // group_size]
+    group_K = np.arange(columns) // group_size
+    return values_NJ[:, group_K]
 
 
 def pack_base3(trits_NK: Array) -> Array:
@@ -47,17 +58,20 @@ def pack_base3(trits_NK: Array) -> Array:
     """
     rows, columns = trits_NK.shape
     width = groups(columns, 5)
-    padded = np.pad(trits_NK, ((0, 0), (0, 5 * width - columns)))
+    padding = 5 * width - columns
+    padded = np.pad(trits_NK, ((0, 0), (0, padding)))
     digits = padded.reshape(rows, width, 5) + 1
     powers = np.array([1, 3, 9, 27, 81])
-    packed: Array = (digits * powers).sum(axis=2).astype(np.uint8)
-    return packed
+    words: Array = (digits * powers).sum(axis=2)
+    return words.astype(np.uint8)
 
 
 def dense_weight(trits_NK: Array, exponent_NJ: Array, group_size: int) -> Array:
     """Return ``T * 2**E`` in float64, exact."""
+    columns = trits_NK.shape[1]
     scale_NJ = np.exp2(exponent_NJ.astype(np.float64))
-    return trits_NK.astype(np.float64) * spread(scale_NJ, trits_NK.shape[1], group_size)
+    scale_NK = spread(scale_NJ, columns, group_size)
+    return trits_NK * scale_NK
 
 
 def quantize_rows(x_MK: Array) -> tuple[Array, Array]:
@@ -65,13 +79,14 @@ def quantize_rows(x_MK: Array) -> tuple[Array, Array]:
 
     Rows of zeros give zeros.
     """
-    x = x_MK.astype(np.float32)
+    x = float32(x_MK)
     largest = np.abs(x).max(axis=1, initial=0.0)
-    scale = (largest / np.float32(127)).astype(np.float32)
+    scale = float32(largest / np.float32(127))
     divisor = scale[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.where(divisor == 0, np.float32(0), x / divisor)
-    return np.rint(quotient).astype(np.int8), scale
+    q = np.rint(quotient)
+    return int8(q), scale
 
 
 def _exact_product(left_MK: Array, right_KN: Array) -> Array:
@@ -79,26 +94,27 @@ def _exact_product(left_MK: Array, right_KN: Array) -> Array:
 
     It is computed in int64 if that is large enough, and in Python integers otherwise.
     """
-    terms = left_MK.shape[1]
+    rows, terms = left_MK.shape
+    columns = right_KN.shape[1]
     if terms == 0:
-        return np.zeros((left_MK.shape[0], right_KN.shape[1]), np.int64)
+        return np.zeros((rows, columns), np.int64)
     largest_left = int(np.abs(left_MK).max(initial=0))
     largest_right = int(np.abs(right_KN).max(initial=0))
     fits = largest_left * largest_right * terms < 2**62
     kind: Any = np.int64 if fits else object
-    result: Array = left_MK.astype(kind) @ right_KN.astype(kind)
+    left = left_MK.astype(kind)
+    right = right_KN.astype(kind)
+    result: Array = left @ right
     return result
 
 
-def _to_float32(integers: Array) -> Array:
-    """Return integers as float32, rounded once to nearest even."""
-    return wide(integers).astype(np.float32)
-
-
 def _shifted(trits_NK: Array, shift_NK: Array) -> Array:
+    """Return trits shifted left, in Python integers if int64 is not large enough."""
     largest = int(shift_NK.max(initial=0))
     kind: Any = np.int64 if largest < 60 else object
-    result: Array = trits_NK.astype(kind) << shift_NK.astype(kind)
+    trits = trits_NK.astype(kind)
+    shift = shift_NK.astype(kind)
+    result: Array = trits << shift
     return result
 
 
@@ -119,17 +135,19 @@ def linear_int8(
     floor_N = np.zeros(rows, np.int64)
     if exponent.shape[1]:
         floor_N = exponent.min(axis=1, initial=127)
-    shift_NK = spread(exponent - floor_N[:, None], columns, group_size)
+    shift_NJ = exponent - floor_N[:, None]
+    shift_NK = spread(shift_NJ, columns, group_size)
 
     weight_NK = _shifted(trits_NK, shift_NK)
     acc_MN = _exact_product(q_MK, weight_NK.T)
 
-    unit_N = np.exp2(floor_N).astype(np.float32)
-    y_MN = _to_float32(acc_MN)
-    y_MN = y_MN * scale_M.astype(np.float32)[:, None]
+    unit_N = float32(np.exp2(floor_N))
+    scale_M1 = float32(scale_M)[:, None]
+    y_MN = float32(wide(acc_MN))
+    y_MN = y_MN * scale_M1
     y_MN = y_MN * unit_N
     if bias_N is not None:
-        y_MN = y_MN + bias_N.astype(np.float32)
+        y_MN = y_MN + float32(bias_N)
     return y_MN
 
 
@@ -140,36 +158,43 @@ def linear_int8_grad_input(
     exponent_NJ: Array,
     group_size: int,
 ) -> Array:
-    """Return ``grad_y @ W`` of an int8 gradient.
+    """Return ``grad_y @ W`` for an int8 gradient.
 
-    It is summed in units of the smallest exponent of each column group.
+    Sums are in units of the smallest exponent of each column group.
     """
     columns = trits_NK.shape[1]
     exponent = wide(exponent_NJ)
     floor_J = exponent.min(axis=0, keepdims=True)
-    shift_NK = spread(exponent - floor_J, columns, group_size)
+    shift_NJ = exponent - floor_J
+    shift_NK = spread(shift_NJ, columns, group_size)
 
     weight_NK = _shifted(trits_NK, shift_NK)
     acc_MK = _exact_product(q_MN, weight_NK)
 
-    unit_J = np.exp2(floor_J).astype(np.float32)
+    unit_J = float32(np.exp2(floor_J))
     unit_K = spread(unit_J, columns, group_size)
-    grad_MK = _to_float32(acc_MK) * np.float32(scale)
+    grad_MK = float32(wide(acc_MK)) * np.float32(scale)
     return grad_MK * unit_K
 
 
 def group_score(values_NK: Array, group_size: int) -> Array:
     """Sum over the columns of each group: ``[N, K]`` to int64 ``[N, J]``."""
     rows, columns = values_NK.shape
-    score_NJ = np.zeros((rows, groups(columns, group_size)), np.int64)
-    for group in range(score_NJ.shape[1]):
+    values = wide(values_NK)
+    group_count = groups(columns, group_size)
+    score_NJ = np.zeros((rows, group_count), np.int64)
+    for group in range(group_count):
         start = group * group_size
-        score_NJ[:, group] = wide(values_NK[:, start : start + group_size]).sum(axis=1)
+        stop = start + group_size
+        score_NJ[:, group] = values[:, start:stop].sum(axis=1)
     return score_NJ
 
 
 def _saturate(values: Array, bits: int = 8) -> Array:
-    return np.clip(values, *VOTE_RANGES[bits]).astype(np.int8)
+    """Return ``values`` clipped to the range of accumulators of this many bits."""
+    low, high = VOTE_RANGES[bits]
+    clipped = np.clip(values, low, high)
+    return int8(clipped)
 
 
 def cast_votes(
@@ -195,13 +220,17 @@ def cast_votes(
 def crossings(accumulator: Array, threshold: int) -> Array:
     """Return ``[A >= theta] - [A <= -theta]``."""
     votes = wide(accumulator)
-    return wide(votes >= threshold) - wide(votes <= -threshold)
+    up = wide(votes >= threshold)
+    down = wide(votes <= -threshold)
+    return up - down
 
 
 def _leaked(accumulator: Array, leak: int) -> Array:
+    """Return accumulators moved towards zero by ``leak``, as int8."""
     votes = wide(accumulator)
-    result: Array = np.sign(votes) * np.maximum(np.abs(votes) - leak, 0)
-    return result
+    sizes = np.abs(votes) - leak
+    left: Array = np.sign(votes) * np.maximum(sizes, 0)
+    return int8(left)
 
 
 def apply_votes(
@@ -219,10 +248,11 @@ def apply_votes(
         trits, votes and the number of trits that changed.
     """
     f_NK = crossings(votes_NK, threshold)
-    after = np.clip(wide(trits_NK) + f_NK, -1, 1).astype(np.int8)
+    after = np.clip(trits_NK + f_NK, -1, 1)
+    changed = after != trits_NK
     kept = np.where(f_NK != 0, 0, votes_NK)
-    left = _leaked(kept, leak).astype(np.int8)
-    return after, left, int((after != trits_NK).sum())
+    left = _leaked(kept, leak)
+    return int8(after), left, int(changed.sum())
 
 
 def apply_exponent_votes(
@@ -242,13 +272,17 @@ def apply_exponent_votes(
     """
     up = crossings(exponent_votes, threshold)
     centre = wide(origin)
-    within_band = np.clip(wide(exponent) + up, centre - band, centre + band)
-    after = np.clip(within_band, -126, 127).astype(np.int8)
-    left = _leaked(wide(exponent_votes) - threshold * up, leak).astype(np.int8)
-    return after, left, int((after != exponent).sum())
+    lowest = centre - band
+    highest = centre + band
+    within_band = np.clip(exponent + up, lowest, highest)
+    after = np.clip(within_band, -126, 127)
+    changed = after != exponent
+    left = _leaked(exponent_votes - threshold * up, leak)
+    return int8(after), left, int(changed.sum())
 
 
 def _mix64(value: int) -> int:
+    """Return the last step of splitmix64: a bijection of 64-bit words."""
     value ^= value >> 30
     value = (value * 0xBF58476D1CE4E5B9) & _MASK64
     value ^= value >> 27
@@ -278,7 +312,8 @@ def counter_hash_bits(index: int, seed: int, step: int, stream: int) -> int:
 
 def counter_hash_uniform(index: int, seed: int, step: int, stream: int) -> float:
     """Return ``u`` in [0, 1) of one element by the counter hash."""
-    return (counter_hash_bits(index, seed, step, stream) >> 8) / 2.0**24
+    bits = counter_hash_bits(index, seed, step, stream)
+    return (bits >> 8) / 2.0**24
 
 
 def quantize_gradient(grad_MN: Array, seed: int, step: int, stream: int) -> tuple[Array, float]:
@@ -286,9 +321,10 @@ def quantize_gradient(grad_MN: Array, seed: int, step: int, stream: int) -> tupl
 
     ``scale = 2**e`` with the smallest ``e`` such that ``max|g| <= 127 * scale``.
     """
-    grad = grad_MN.astype(np.float32)
+    grad = float32(grad_MN)
     known = np.where(np.isnan(grad), 0, grad)
-    largest = float(np.abs(known).max(initial=0.0))
+    sizes = np.abs(known)
+    largest = float(sizes.max(initial=0.0))
     if largest == 0 or not np.isfinite(largest):
         return np.zeros(grad.shape, np.int8), 1.0
     exponent = -126
@@ -298,18 +334,25 @@ def quantize_gradient(grad_MN: Array, seed: int, step: int, stream: int) -> tupl
 
     flat = [counter_hash_uniform(index, seed, step, stream) for index in range(grad.size)]
     noise = np.array(flat, np.float32).reshape(grad.shape)
-    rounded = np.floor(noise + grad / np.float32(scale))
-    q = np.nan_to_num(np.clip(rounded, -127, 127), nan=0.0)
-    return q.astype(np.int8), scale
+    quotient = grad / np.float32(scale)
+    rounded = np.floor(noise + quotient)
+    clipped = np.clip(rounded, -127, 127)
+    q = np.nan_to_num(clipped, nan=0.0)
+    return int8(q), scale
 
 
-def dot_product_bound(terms: int, absolute_sum: Array, roundoff: float = FLOAT32_ROUNDOFF) -> Array:
+def dot_product_bound(
+    terms: int,
+    absolute_sum: Array,
+    roundoff: float = FLOAT32_ROUNDOFF,
+) -> Array:
     """Return a bound on the error of a dot product of ``terms`` terms in any order of summation.
 
-    ``gamma_n * sum |x_i y_i|`` with ``gamma_n = n u / (1 - n u)`` (Higham, Accuracy and Stability
-    of Numerical Algorithms, 2nd edition, section 3.1), for ``n = terms + 1`` to leave room for the
-    rounding of the result.
+    The bound is ``gamma_n * sum |x_i y_i|`` with ``gamma_n = n u / (1 - n u)`` (Higham, Accuracy
+    and Stability of Numerical Algorithms, 2nd edition, section 3.1). ``n = terms + 1`` leaves room
+    for the rounding of the result.
     """
     n = terms + 1
-    gamma = n * roundoff / (1 - n * roundoff)
+    error = n * roundoff
+    gamma = error / (1 - error)
     return absolute_sum * gamma

@@ -7,15 +7,20 @@ not from any backend, element by element where that is plainest.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
 
-from arb_ternary_testing.restatement import counter_hash_bits, crossings, group_score, wide
-
-Array = NDArray[Any]
+from arb_ternary_testing.restatement import (
+    Array,
+    counter_hash_bits,
+    crossings,
+    float32,
+    group_score,
+    int8,
+    wide,
+)
 
 # Uses of the counter hash, which are added to the stream.
 _VOTES: Final = 3
@@ -27,7 +32,7 @@ LARGEST_VOTE: Final = {8: 127, 4: 7, 2: 1}
 
 @frozen
 class Draw:
-    """The words of the counter hash that a kernel draws by; ``stream`` is a multiple of 8."""
+    """Words of the counter hash from which a kernel draws; ``stream`` is a multiple of 8."""
 
     seed: int
     step: int
@@ -35,7 +40,7 @@ class Draw:
 
     @property
     def control(self) -> Array:
-        """The control words of a module that draws by them: seed, step, stream, micro-batch."""
+        """Control words of a module that draws from them: seed, step, stream, micro-batch."""
         step = self.step >> 20
         micro_batch = self.step & (2**20 - 1)
         return np.array([self.seed, step, self.stream // 8, micro_batch], np.int64)
@@ -66,15 +71,16 @@ def float_votes(
     row_factors = vote_scale[:rows, None]
     column_factors = vote_scale[None, rows:]
     with np.errstate(over="ignore", invalid="ignore"):
-        product = gradient_NK.astype(np.float32) * row_factors * column_factors
+        product = float32(gradient_NK) * row_factors * column_factors
     product = np.where(np.isnan(product), np.float32(0), product)
     bound = np.float32(limit / 256)
     clipped = np.clip(product, -bound, bound)
 
     width = 2 ** (24 - noise_shift)
     lowest = (2**24 - width) // 2
-    noise = lowest + draw.bits(gradient_NK.shape, _VOTES) // 2 ** (8 + noise_shift)
-    uniform = noise.astype(np.float32) * np.float32(2.0**-24)
+    bits = draw.bits(gradient_NK.shape, _VOTES)
+    noise = lowest + bits // 2 ** (8 + noise_shift)
+    uniform = float32(noise) * np.float32(2.0**-24)
     return wide(np.floor(clipped + uniform))
 
 
@@ -94,12 +100,15 @@ def integer_votes(
     votes = np.zeros((rows, columns), np.int64)
     for n in range(rows):
         for k in range(columns):
+            gradient = int(gradient_NK[n, k])
+            noise = int(bits[n, k])
             shift = int(vote_scale[n]) + int(vote_scale[rows + k]) - power
-            votes[n, k] = _shifted_vote(int(gradient_NK[n, k]), shift, limit, int(bits[n, k]))
+            votes[n, k] = _shifted_vote(gradient, shift, limit, noise)
     return votes
 
 
 def _shifted_vote(gradient: int, shift: int, limit: int, noise: int) -> int:
+    """Return a vote for one trit; see :func:`integer_votes`."""
     if shift < 0:
         bound = limit >> 8
         shifted = gradient << min(-shift, 16)
@@ -130,11 +139,12 @@ def cast_scaled_votes(
     votes = np.clip(wide(votes_NK) - cast_NK, -largest, largest)
 
     score_NJ = group_score(cast_NK * trits_NK, group_size)
-    noise = draw.bits(score_NJ.shape, _EXPONENTS) & (2**exponent_shift - 1)
+    bits = draw.bits(score_NJ.shape, _EXPONENTS)
+    noise = bits & (2**exponent_shift - 1)
     score_NJ = (score_NJ + noise) >> exponent_shift
     exponent_votes = np.clip(wide(exponent_votes_NJ) - score_NJ, -127, 127)
 
-    return votes.astype(np.int8), exponent_votes.astype(np.int8)
+    return int8(votes), int8(exponent_votes)
 
 
 def apply_scaled_votes(
@@ -147,7 +157,7 @@ def apply_scaled_votes(
     draw: Draw,
     first_row: int = 0,
 ) -> tuple[Array, Array, int]:
-    """Flip trits, keep what the flips leave in the accumulators, and decay that.
+    """Flip trits, then decay the votes that the flips leave in the accumulators.
 
     ``first_row`` is the index of the first row in the whole weight.
 
@@ -167,7 +177,9 @@ def apply_scaled_votes(
 
     size = np.abs(votes)
     if decay:
-        noise = draw.bits(votes.shape, _DECAY, first_row * votes.shape[1]) & 0xFFFF
-        size = size - ((size * decay + noise) >> 16)
+        first_index = first_row * votes.shape[1]
+        noise = draw.bits(votes.shape, _DECAY, first_index) & 0xFFFF
+        lost = (size * decay + noise) >> 16
+        size = size - lost
     left = np.sign(votes) * size
-    return after.astype(np.int8), left.astype(np.int8), int(moved.sum())
+    return int8(after), int8(left), int(moved.sum())

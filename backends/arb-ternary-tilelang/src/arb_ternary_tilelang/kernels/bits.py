@@ -1,4 +1,4 @@
-"""Pieces that kernels share: the counter hash, codes of trits and accumulators in their words.
+"""Pieces that kernels share: the counter hash, trits and accumulators in words, clamping, NaN.
 
 A word is 32 bits and holds 16 columns of a row as codes ``t + 1`` of two bits: byte ``b``, bits ``2
 p`` and ``2 p + 1`` is column ``4 p + b``. So ``(word >> 2 p) & 0x03030303`` is four consecutive
@@ -11,10 +11,12 @@ from typing import Any, Final
 
 #: Columns of a word.
 UNIT: Final = 16
+#: The bits of an infinity; those of a NaN are larger.
+INFINITY: Final = 0x7F800000
 
 
 class Bits:
-    """Macros for the dialect of a lane."""
+    """Macros and expressions for the dialect of a lane."""
 
     def __init__(self, T: Any) -> None:
         @T.macro
@@ -35,53 +37,109 @@ class Bits:
         #: ``(int64 index, key of indices below 2**32, key of those above) -> uint32``.
         self.hashed = hashed
 
+    def index(self, row: Any, columns: Any, column: Any) -> Any:
+        """The index of an element of a matrix as the hash takes it, int64."""
+        return self.T.cast(row, "int64") * columns + column
+
     def place(self, column: Any) -> Any:
-        """Where the code of a column of a word begins."""
-        return self.T.cast(8 * (column % 4) + 2 * (column // 4), "uint32")
+        """The bit of a word at which the code of a column begins."""
+        byte = column % 4
+        pair = column // 4
+        return self.T.cast(8 * byte + 2 * pair, "uint32")
 
     def trit(self, word: Any, column: Any) -> Any:
         """The trit of a column of a word, int32."""
-        T = self.T
-        return T.cast((word >> self.place(column)) & T.uint32(3), "int32") - 1
+        place = self.place(column)
+        code = self._code(word, place, 3)
+        return self.T.cast(code, "int32") - 1
 
     def with_trit(self, word: Any, column: Any, trit: Any) -> Any:
         """The word with another trit in a column."""
-        T = self.T
         place = self.place(column)
-        return (word & ~(T.uint32(3) << place)) | (T.cast(trit + 1, "uint32") << place)
+        return self._with_code(word, place, 3, trit + 1)
+
+    def four_codes(self, word: Any, index: Any) -> Any:
+        """Codes of columns ``4 * index .. 4 * index + 3``, one in each byte."""
+        place = self.T.cast(2 * index, "uint32")
+        return self._code(word, place, 0x03030303)
 
     def nibble(self, word: Any, column: Any) -> Any:
         """The 4-bit accumulator of a column of 8, int32."""
-        T = self.T
-        return T.cast((word >> T.cast(4 * column, "uint32")) & T.uint32(15), "int32") - 8
+        place = self.T.cast(4 * column, "uint32")
+        code = self._code(word, place, 15)
+        return self.T.cast(code, "int32") - 8
 
     def with_nibble(self, word: Any, column: Any, value: Any) -> Any:
         """The word with another 4-bit accumulator in a column of 8."""
+        place = self.T.cast(4 * column, "uint32")
+        return self._with_code(word, place, 15, value + 8)
+
+    def _code(self, word: Any, place: Any, mask: int) -> Any:
+        """The bits of a word under a mask that is moved to ``place``, as uint32."""
+        shifted = word >> place
+        return shifted & self.T.uint32(mask)
+
+    def _with_code(self, word: Any, place: Any, mask: int, code: Any) -> Any:
+        """The word with other bits under a mask that is moved to ``place``."""
         T = self.T
-        place = T.cast(4 * column, "uint32")
-        return (word & ~(T.uint32(15) << place)) | (T.cast(value + 8, "uint32") << place)
+        cleared = word & ~(T.uint32(mask) << place)
+        wanted = T.cast(code, "uint32") << place
+        return cleared | wanted
+
+    def clamp(self, value: Any, low: Any, high: Any) -> Any:
+        """``value``, at least ``low`` and then at most ``high``."""
+        raised = self.T.max(value, low)
+        return self.T.min(raised, high)
+
+    def crossed(self, value: Any, threshold: Any) -> Any:
+        """int32: 1 from ``threshold`` up, -1 from ``-threshold`` down, else 0."""
+        T = self.T
+        up = T.cast(value >= threshold, "int32")
+        down = T.cast(value <= -threshold, "int32")
+        return up - down
+
+    def sign(self, value: Any, zero: Any, dtype: str) -> Any:
+        """The sign of a value as ``dtype``; ``zero`` is a zero of the value's own dtype."""
+        T = self.T
+        positive = T.cast(value > zero, dtype)
+        negative = T.cast(value < zero, dtype)
+        return positive - negative
+
+    def low_mask(self, count: Any) -> Any:
+        """``2**count - 1``, int64."""
+        T = self.T
+        power = T.int64(1) << T.cast(count, "int64")
+        return power - T.int64(1)
+
+    def magnitude(self, value: Any) -> Any:
+        """The bits of the absolute value of a float32; as integers in the order of the values."""
+        return self.T.reinterpret(value, "int32") & 0x7FFFFFFF
 
     def power_of_two(self, exponent: Any) -> Any:
         """float32 ``2**exponent`` of an int32 in -126..127."""
-        T = self.T
-        return T.reinterpret((exponent + 127) << 23, "float32")
+        biased = exponent + 127
+        return self.T.reinterpret(biased << 23, "float32")
 
     def _fraction(self, drawn: Any) -> Any:
-        """``drawn * 2**-24``: by a number that is exact in the seven digits with which a constant
-        is written.
+        """``drawn * 2**-24``, as four products with ``2**-6``.
+
+        TileLang writes constants with seven digits, in which ``2**-6`` is exact.
         """
-        T = self.T
-        sixth = T.float32(2.0**-6)
-        return T.cast(drawn, "float32") * sixth * sixth * sixth * sixth
+        value = self.T.cast(drawn, "float32")
+        for _ in range(4):
+            value = value * self.T.float32(2.0**-6)
+        return value
 
     def uniform(self, bits: Any) -> Any:
         """A float32 in [0, 1) of hash bits."""
-        T = self.T
-        return self._fraction(bits >> T.uint32(8))
+        drawn = bits >> self.T.uint32(8)
+        return self._fraction(drawn)
 
     def narrowed(self, bits: Any, noise_shift: Any) -> Any:
-        """The same around one half, in an interval of ``2**-noise_shift``."""
+        """A float32 of hash bits around one half, in an interval of ``2**-noise_shift``."""
         T = self.T
-        least = ((1 << 24) - (1 << (24 - noise_shift))) >> 1
-        drawn = T.cast(bits >> (T.uint32(8) + T.cast(noise_shift, "uint32")), "int32")
+        width = 1 << (24 - noise_shift)
+        least = ((1 << 24) - width) >> 1
+        shift = T.uint32(8) + T.cast(noise_shift, "uint32")
+        drawn = T.cast(bits >> shift, "int32")
         return self._fraction(drawn + least)

@@ -1,4 +1,7 @@
-"""Votes turned into flips. Annotations of kernels are values: no postponed ones here."""
+"""Votes turned into flips.
+
+TileLang reads the annotations of kernels as values, so this module does not postpone them.
+"""
 
 from typing import Any
 
@@ -6,23 +9,41 @@ from arb_ternary_tilelang.kernels.bits import UNIT, Bits
 from arb_ternary_tilelang.lane import Lane, Option, given
 
 
-def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: int, K: int) -> Any:
-    """Crossings move trits by a step; what happens to the accumulators is ``scaled``'s and
-    ``carry``'s to say.
+def flip_trits(
+    lane: Lane,
+    bits_held: int,
+    scaled: Option,
+    carry: Option,
+    *,
+    N: int,
+    K: int,
+) -> Any:
+    """Move trits whose accumulators crossed the threshold by one step.
 
-    ``moved`` gets the number of trits that changed, by block. ``rate`` is the leak, or under
-    ``scaled`` the decay.
+    A crossing sets the accumulator to 0. With ``carry`` it keeps what exceeds the threshold
+    instead, or half the threshold if the trit was at its bound already. Every accumulator then
+    shrinks by ``rate``: the leak, or with ``scaled`` the decay. ``moved`` gets the number of trits
+    that changed, by block.
     """
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(T)
     threads = lane.width
-    N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
     parts = 2 if bits_held == 4 else 1
     each = UNIT // parts
-    V = {8: K, 4: lane.size("V", 2 * -(-K // UNIT)) if lane.cuda else T.dynamic("V"), 2: W}[
-        bits_held
-    ]
+    W = lane.size("W", -(-K // UNIT))
+    V = lane.size("V", 2 * -(-K // UNIT))
+    N = lane.size("N", N)
+    K = lane.size("K", K)
+    if bits_held == 8:
+        V = K
+    elif bits_held == 2:
+        V = W
     stored = "int8" if bits_held == 8 else "int32"
+
+    def decay(size: Any, rate: Any, hashed: Any) -> Any:
+        """``size * rate / 2**16``, rounded stochastically."""
+        noise = T.cast(hashed & T.uint32(0xFFFF), "int32")
+        return (size * rate + noise) >> 16
 
     @T.prim_func
     def flip(
@@ -62,14 +83,12 @@ def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: 
                                 else:
                                     vote = bits.trit(held, i)
                                 crossed = T.alloc_var("int32")
-                                crossed = T.cast(vote >= threshold, "int32") - T.cast(
-                                    vote <= -threshold, "int32"
-                                )
+                                crossed = bits.crossed(vote, threshold)
                                 if crossed != 0:
                                     before = T.alloc_var("int32")
                                     before = bits.trit(word, at)
                                     after = T.alloc_var("int32")
-                                    after = T.min(T.max(before + crossed, -1), 1)
+                                    after = bits.clamp(before + crossed, -1, 1)
                                     word = bits.with_trit(word, at, after)
                                     if after != before:
                                         count = count + 1
@@ -86,12 +105,11 @@ def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: 
                                     if rate != 0:
                                         h = T.alloc_var("uint32")
                                         h = bits.hashed(
-                                            T.cast(n, "int64") * columns + k, key_0, key_1
+                                            bits.index(n, columns, k),
+                                            key_0,
+                                            key_1,
                                         )
-                                        size = size - (
-                                            (size * rate + T.cast(h & T.uint32(0xFFFF), "int32"))
-                                            >> 16
-                                        )
+                                        size = size - decay(size, rate, h)
                                 else:
                                     size = T.max(size - rate, 0)
                                 if vote < 0:
@@ -118,8 +136,12 @@ def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: 
 
 
 def flip_exponents(lane: Lane) -> Any:
-    """Crossings move exponents by a step within their band; ``moved`` says which did."""
+    """Move exponents whose votes crossed the threshold by one step within their band.
+
+    ``moved`` is 1 for those that changed.
+    """
     T = lane.T
+    bits = Bits(T)
     threads = lane.width
     C = T.dynamic("C")
 
@@ -139,13 +161,17 @@ def flip_exponents(lane: Lane) -> Any:
                 if c < C:
                     vote = T.alloc_var("int32")
                     vote = T.cast(votes[c], "int32")
-                    up = T.cast(vote >= threshold, "int32") - T.cast(vote <= -threshold, "int32")
+                    up = bits.crossed(vote, threshold)
                     before = T.alloc_var("int32")
                     before = T.cast(exponent[c], "int32")
                     centre = T.cast(origin[c], "int32")
                     wanted = T.alloc_var("int32")
-                    wanted = T.min(T.max(before + up, centre - band), centre + band)
-                    wanted = T.min(T.max(wanted, -126), 127)
+                    wanted = bits.clamp(
+                        before + up,
+                        centre - band,
+                        centre + band,
+                    )
+                    wanted = bits.clamp(wanted, -126, 127)
                     moved[c] = T.cast(wanted != before, "int8")
                     exponent[c] = T.cast(wanted, "int8")
                     vote = vote - threshold * up

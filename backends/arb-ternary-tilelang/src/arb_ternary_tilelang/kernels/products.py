@@ -1,4 +1,7 @@
-"""Products with a packed weight. Annotations of kernels are values: no postponed ones here."""
+"""Products with a packed weight.
+
+TileLang reads the annotations of kernels as values, so this module does not postpone them.
+"""
 
 from typing import Any
 
@@ -22,8 +25,9 @@ def product(
     K: int,
     G: int,
 ) -> Any:
-    """``A @ W.T``, or ``A @ W`` where ``turned``: the weight is decoded tile by tile, next to the
-    matrix units.
+    """Multiply ``A @ W.T``, or ``A @ W`` if ``turned``.
+
+    The weight is decoded tile by tile, next to the matrix units.
 
     Args:
         lane: the target.
@@ -31,9 +35,9 @@ def product(
         mode: ``int8``, :data:`SUMS`, or the float dtype of ``A``. Integer sums are taken over ``T
             << level``, where a negative level drops the weight; float ones over ``T * 2**level``.
         out: dtype of the result, int32 for sums.
-        bias: whether one is added.
+        bias: whether a bias is added.
         tiles: sizes of tiles.
-        splits: parts of the sum, each with a result of its own; only sums have more than one.
+        splits: parts of the sum, each with its own result; more than one only for :data:`SUMS`.
         N: rows of the weight.
         K: columns of the weight.
         G: columns that share a level.
@@ -41,26 +45,47 @@ def product(
     T = lane.T
     bits = Bits(lane.T)
     integer = mode in ("int8", SUMS)
-    held, sums = ("int8", "int32") if integer else (mode, "float32")
-    M, N, K, W = T.dynamic("M"), lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
+    if integer:
+        held = "int8"
+        sums = "int32"
+    else:
+        held = mode
+        sums = "float32"
+    M = T.dynamic("M")
+    W = lane.size("W", -(-K // UNIT))
     J = lane.size("J", -(-K // G))
+    N = lane.size("N", N)
+    K = lane.size("K", K)
     S = T.dynamic("S")
     F = T.dynamic("F")
     B = T.dynamic("B")
-    R, P = (N, K) if turned else (K, N)
+    if turned:
+        R = N
+        P = K
+    else:
+        R = K
+        P = N
     rows = tiles.rows
     columns = tiles.columns
     depth = tiles.depth
     units = (columns if turned else depth) // UNIT
     simple = lane.cuda and mode == "float32"
+    stages = tiles.stages if lane.cuda else 0
 
-    def per(group: Any) -> Any:
-        """Columns that share an exponent: a constant where sizes are."""
-        return G if lane.cuda else group
+    def left_shift(level: Any) -> Any:
+        """The shift of a level; a negative level shifts by 0."""
+        return T.cast(T.max(level, 0), "uint32")
 
     @T.macro
     def decode(
-        words: Any, levels: Any, tile: Any, n: Any, u: Any, line: Any, place: Any, group: Any
+        words: Any,
+        levels: Any,
+        tile: Any,
+        n: Any,
+        u: Any,
+        line: Any,
+        place: Any,
+        group: Any,
     ) -> None:
         word = T.alloc_var("uint32")
         level = T.alloc_var("int32")
@@ -77,22 +102,28 @@ def product(
             kept = T.if_then_else(
                 level < 0,
                 T.uint32(0),
-                T.uint32(0x01010101) * (T.uint32(0xFF) >> T.cast(T.max(level, 0), "uint32")),
+                T.uint32(0x01010101) * (T.uint32(0xFF) >> left_shift(level)),
             )
             for p in T.unroll(4):
                 four = T.alloc_var("uint32")
-                four = (word >> T.cast(2 * p, "uint32")) & T.uint32(0x03030303)
+                four = bits.four_codes(word, p)
                 four = ((four | T.uint32(0x80808080)) - T.uint32(0x01010101)) ^ T.uint32(0x80808080)
-                four = (four & kept) << T.cast(T.max(level, 0), "uint32")
+                four = (four & kept) << left_shift(level)
                 for b in T.unroll(4):
                     values[4 * p + b] = T.cast(four >> T.cast(8 * b, "uint32"), "int8")
         else:
             for v in T.unroll(UNIT):
                 trit = bits.trit(word, v)
                 if integer:
-                    values[v] = T.cast(T.if_then_else(level < 0, 0, trit << T.max(level, 0)), held)
+                    values[v] = T.cast(
+                        T.if_then_else(level < 0, 0, trit << T.max(level, 0)),
+                        held,
+                    )
                 else:
-                    values[v] = T.cast(T.cast(trit, "float32") * bits.power_of_two(level), held)
+                    values[v] = T.cast(
+                        T.cast(trit, "float32") * bits.power_of_two(level),
+                        held,
+                    )
         if turned:
             for v in T.unroll(UNIT):
                 tile[place * UNIT + v, line] = values[v]
@@ -110,7 +141,15 @@ def product(
             T.gemm(a_tile, w_tile, total, transpose_B=True)
 
     @T.macro
-    def settle(value: Any, scale: Any, floor: Any, added: Any, biased: Any, m: Any, p: Any) -> Any:
+    def settle(
+        value: Any,
+        scale: Any,
+        floor: Any,
+        added: Any,
+        biased: Any,
+        m: Any,
+        p: Any,
+    ) -> Any:
         y = T.alloc_var("float32")
         y = T.cast(value, "float32")
         if integer:
@@ -133,26 +172,47 @@ def product(
         biased: T.int32,
     ):
         with lane.grid(
-            T.ceildiv(P, columns), T.ceildiv(M, rows), splits, threads=tiles.threads
+            T.ceildiv(P, columns),
+            T.ceildiv(M, rows),
+            splits,
+            threads=tiles.threads,
         ) as (bp, bm, z):
             a_tile = lane.shared((rows, depth), held)
             w_tile = lane.shared((columns, depth), held)
             total = lane.accumulator((rows, columns), sums)
             T.clear(total)
             steps = T.ceildiv(T.ceildiv(R, depth), splits)
-            for i in T.Pipelined(steps, num_stages=tiles.stages if lane.cuda else 0):
+            for i in T.Pipelined(steps, num_stages=stages):
                 at = z * steps + i
                 T.copy(a[bm * rows, at * depth], a_tile)
                 if turned:
                     for t in lane.parallel(depth * units):
                         n = at * depth + t // units
                         u = bp * units + t % units
-                        decode(words, levels, w_tile, n, u, t // units, t % units, per(group))
+                        decode(
+                            words,
+                            levels,
+                            w_tile,
+                            n,
+                            u,
+                            t // units,
+                            t % units,
+                            lane.constant(G, group),
+                        )
                 else:
                     for t in lane.parallel(columns * units):
                         n = bp * columns + t // units
                         u = at * units + t % units
-                        decode(words, levels, w_tile, n, u, t // units, t % units, per(group))
+                        decode(
+                            words,
+                            levels,
+                            w_tile,
+                            n,
+                            u,
+                            t // units,
+                            t % units,
+                            lane.constant(G, group),
+                        )
                 multiply(a_tile, w_tile, total)
             for i, j in lane.parallel(rows, columns):
                 if bm * rows + i < M and bp * columns + j < P:
@@ -174,11 +234,15 @@ def product(
 
 
 def finish(lane: Lane, turned: bool, out: str, bias: Option) -> Any:
-    """Partial sums ``[S, M, P]`` to ``float32(sum) * scale * 2**floor + bias``."""
+    """Turn partial sums ``[S, M, P]`` into ``float32(sum) * scale * 2**floor + bias``."""
     T = lane.T
     bits = Bits(lane.T)
     threads = lane.width
-    Z, M, P, S, B = (T.dynamic(name) for name in ("Z", "M", "P", "S", "B"))
+    Z = T.dynamic("Z")
+    M = T.dynamic("M")
+    P = T.dynamic("P")
+    S = T.dynamic("S")
+    B = T.dynamic("B")
 
     @T.prim_func
     def add_parts(
@@ -207,13 +271,14 @@ def finish(lane: Lane, turned: bool, out: str, bias: Option) -> Any:
 
 
 def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: int) -> Any:
-    """``A @ W.T`` of very few int8 rows: every word is read once, and 4 columns are multiplied at a
-    time.
+    """Multiply ``A @ W.T`` for very few int8 rows.
+
+    Every word is read once, and 4 columns are multiplied at a time.
 
     Args:
         lane: the target.
         out: dtype of the result.
-        bias: whether one is added.
+        bias: whether a bias is added.
         chunk: words that a thread reads at a time.
         N: rows of the weight.
         K: columns of the weight.
@@ -221,7 +286,9 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
     """
     T = lane.T
     bits = Bits(lane.T)
-    lanes, groups, each = (32, 4, 2) if lane.cuda else (1, 4, 2)
+    lanes = 32 if lane.cuda else 1
+    groups = 4
+    each = 2
     rows = groups * each
     M = T.dynamic("M")
     N = lane.size("N", N)
@@ -230,13 +297,15 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
     J = lane.size("J", -(-K // G))
     X = lane.size("X", 4 * -(-K // UNIT))
 
-    def per(group: Any) -> Any:
-        """Columns that share an exponent: a constant where sizes are."""
-        return G if lane.cuda else group
+    def byte(word: Any, index: Any) -> Any:
+        """A byte of a word as a signed number, int32."""
+        place = T.cast(8 * index, "uint32")
+        signed = T.cast(word >> place, "int8")
+        return T.cast(signed, "int32")
 
     @T.macro
     def dot(left: Any, right: Any, total: Any) -> Any:
-        """``total`` plus the product of four int8 each in the bytes of two uint32."""
+        """Return ``total`` plus the dot product of four int8, which are the bytes of two words."""
         answer = T.alloc_var("int32")
         answer = total
         if lane.cuda:
@@ -249,8 +318,8 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
             )
         else:
             for b in T.serial(4):
-                l = T.cast(T.cast(left >> T.cast(8 * b, "uint32"), "int8"), "int32")
-                r = T.cast(T.cast(right >> T.cast(8 * b, "uint32"), "int8"), "int32")
+                l = byte(left, b)
+                r = byte(right, b)
                 answer = answer + l * r
         return answer
 
@@ -289,14 +358,15 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
                                     part = 0
                                     for p in T.unroll(4):
                                         four = T.reinterpret(fours[4 * c + p], "uint32")
-                                        codes = (
-                                            T.reinterpret(held[c], "uint32")
-                                            >> T.cast(2 * p, "uint32")
-                                        ) & T.uint32(0x03030303)
+                                        codes = bits.four_codes(
+                                            T.reinterpret(held[c], "uint32"),
+                                            p,
+                                        )
                                         part = dot(four, codes, part)
                                         part = dot(four, T.uint32(0xFFFFFFFF), part)
                                     level = T.cast(
-                                        levels[n, (at + c) * UNIT // per(group)], "int32"
+                                        levels[n, (at + c) * UNIT // lane.constant(G, group)],
+                                        "int32",
                                     )
                                     totals[e] = totals[e] + (part << level)
                 for e in T.unroll(each):
@@ -318,16 +388,15 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
 
 
 def lookup(lane: Lane, out: str, *, N: int, K: int, G: int) -> Any:
-    """Rows ``W[ids]`` decoded: ``[M, K]``."""
+    """Decode rows ``W[ids]``: ``[M, K]``."""
     T = lane.T
     bits = Bits(lane.T)
     threads = lane.width
-    M, N, K, W = T.dynamic("M"), lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
+    M = T.dynamic("M")
+    W = lane.size("W", -(-K // UNIT))
     J = lane.size("J", -(-K // G))
-
-    def per(group: Any) -> Any:
-        """Columns that share an exponent: a constant where sizes are."""
-        return G if lane.cuda else group
+    N = lane.size("N", N)
+    K = lane.size("K", K)
 
     @T.prim_func
     def look_up(
@@ -344,12 +413,16 @@ def lookup(lane: Lane, out: str, *, N: int, K: int, G: int) -> Any:
                 if u < W:
                     word = T.reinterpret(words[ids[m], u], "uint32")
                     scale = bits.power_of_two(
-                        T.cast(exponent[ids[m], u * UNIT // per(group)], "int32")
+                        T.cast(
+                            exponent[ids[m], u * UNIT // lane.constant(G, group)],
+                            "int32",
+                        )
                     )
                     for v in T.serial(UNIT):
                         if u * UNIT + v < K:
                             rows[m, u * UNIT + v] = T.cast(
-                                T.cast(bits.trit(word, v), "float32") * scale, out
+                                T.cast(bits.trit(word, v), "float32") * scale,
+                                out,
                             )
 
     return look_up

@@ -1,27 +1,35 @@
-"""Quantisation of activations and gradients. Annotations of kernels are values: no postponed ones
-here.
+"""Quantisation of activations and gradients.
+
+TileLang reads the annotations of kernels as values, so this module does not postpone them.
 """
 
 from typing import Any
 
-from arb_ternary_tilelang.kernels.bits import Bits
+from arb_ternary_tilelang.kernels.bits import INFINITY, Bits
 from arb_ternary_tilelang.lane import Lane, Option, given
-
-#: The bits of an infinity; those of a NaN are larger.
-INFINITY = 0x7F800000
 
 
 def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
-    """Rows to int8 and a scale; with ``norm`` after ``x * rsqrt(mean(x**2) + eps)``.
+    """Quantise rows to int8 and a scale; with ``norm`` after ``x * rsqrt(mean(x**2) + eps)``.
 
     The largest absolute value is found among the bits of the floats, whose order as integers is
     that of the values, with infinities and NaN at the end: it does not depend on the order of the
     search, and a NaN is not lost.
     """
     T = lane.T
+    bits = Bits(T)
     threads = lane.width
     M = T.dynamic("M")
     K = lane.size("K", K)
+
+    def column(i: Any, t: Any) -> Any:
+        """The column that a thread reads in iteration ``i``."""
+        return i * threads + t
+
+    def element(x: Any, m: Any, i: Any, t: Any) -> Any:
+        """The element that a thread reads in iteration ``i``, float32."""
+        value = x[m, column(i, t)]
+        return T.cast(value, "float32")
 
     @T.prim_func
     def quantize(
@@ -41,8 +49,8 @@ def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
                     total = T.alloc_var("float32")
                     total = T.float32(0.0)
                     for i in T.serial(T.ceildiv(K, threads)):
-                        if i * threads + t < K:
-                            value = T.cast(x[m, i * threads + t], "float32")
+                        if column(i, t) < K:
+                            value = element(x, m, i, t)
                             total = total + value * value
                     sums[t] = total
                 for _ in lane.parallel(1):
@@ -50,17 +58,19 @@ def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
                     squares = T.float32(0.0)
                     for i in T.serial(threads):
                         squares = squares + sums[i]
-                    factor[0] = T.float32(1.0) / T.sqrt(squares / T.cast(K, "float32") + eps)
+                    factor[0] = T.float32(1.0) / T.sqrt(
+                        squares / T.cast(K, "float32") + eps,
+                    )
             for t in lane.parallel(threads):
                 top = T.alloc_var("int32")
                 top = 0
                 for i in T.serial(T.ceildiv(K, threads)):
-                    if i * threads + t < K:
+                    if column(i, t) < K:
                         value = T.alloc_var("float32")
-                        value = T.cast(x[m, i * threads + t], "float32")
+                        value = element(x, m, i, t)
                         if given(norm, norm_given):
                             value = value * factor[0]
-                        top = T.max(top, T.reinterpret(value, "int32") & 0x7FFFFFFF)
+                        top = T.max(top, bits.magnitude(value))
                 tops[t] = top
             for _ in lane.parallel(1):
                 most = T.alloc_var("int32")
@@ -71,39 +81,50 @@ def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
                 scale[m] = row[0]
             for t in lane.parallel(threads):
                 for i in T.serial(T.ceildiv(K, threads)):
-                    if i * threads + t < K:
+                    if column(i, t) < K:
                         value = T.alloc_var("float32")
-                        value = T.cast(x[m, i * threads + t], "float32")
+                        value = element(x, m, i, t)
                         if given(norm, norm_given):
                             value = value * factor[0]
                         code = T.alloc_var("int32")
                         code = 0
                         if row[0] > T.float32(0.0) and T.reinterpret(row[0], "int32") < INFINITY:
-                            code = T.cast(T.nearbyint(value / row[0]), "int32")
-                        q[m, i * threads + t] = T.cast(code, "int8")
+                            code = T.cast(
+                                T.nearbyint(value / row[0]),
+                                "int32",
+                            )
+                        q[m, column(i, t)] = T.cast(code, "int8")
 
     return quantize
 
 
 def largest(lane: Lane, dtype: str) -> Any:
-    """The bits of the largest ``|x|`` of each block of a vector, where NaN counts as 0."""
+    """Find the bits of the largest ``|x|`` of each block of a vector; NaN counts as 0."""
     T = lane.T
+    bits = Bits(T)
     threads = lane.width
     C = T.dynamic("C")
     B = T.dynamic("B")
     each = 16
 
+    def index(b: Any, i: Any, t: Any) -> Any:
+        """The element that a thread of block ``b`` reads in iteration ``i``."""
+        return (b * each + i) * threads + t
+
     @T.prim_func
-    def find_largest(x: T.Tensor((C,), dtype), tops: T.Tensor((B,), "int32")):
+    def find_largest(
+        x: T.Tensor((C,), dtype),
+        tops: T.Tensor((B,), "int32"),
+    ):
         with lane.grid(B, threads=threads) as b:
             found = lane.shared((threads,), "int32")
             for t in lane.parallel(threads):
                 top = T.alloc_var("int32")
                 top = 0
                 for i in T.serial(each):
-                    if (b * each + i) * threads + t < C:
-                        value = T.cast(x[(b * each + i) * threads + t], "float32")
-                        size = T.reinterpret(value, "int32") & 0x7FFFFFFF
+                    if index(b, i, t) < C:
+                        value = T.cast(x[index(b, i, t)], "float32")
+                        size = bits.magnitude(value)
                         if size <= INFINITY:
                             top = T.max(top, size)
                 found[t] = top
@@ -118,14 +139,14 @@ def largest(lane: Lane, dtype: str) -> Any:
 
 
 def quantize_gradient(lane: Lane, dtype: str) -> Any:
-    """A vector to int8 by stochastic rounding with a power of two, from the bits of the largest
-    ``|x|``.
+    """Round a vector to int8 stochastically, with a power of two for scale.
 
-    ``2**e`` is the smallest with ``top <= 127 * 2**e``: with ``top = 1.f * 2**p``, ``e`` is ``p -
-    6`` where ``1.f`` is at most 127 / 64, else ``p - 5``.
+    ``top`` holds the bits of the largest ``|x|``. The scale is ``2**e`` for the smallest ``e`` with
+    ``top <= 127 * 2**e``. For ``top = 1.f * 2**p`` that is ``p - 6`` if ``1.f`` is at most
+    127 / 64, else ``p - 5``.
     """
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(T)
     threads = lane.width
     C = T.dynamic("C")
 
@@ -154,11 +175,16 @@ def quantize_gradient(lane: Lane, dtype: str) -> Any:
                     code = T.alloc_var("int32")
                     code = 0
                     value = T.cast(x[b * threads + t], "float32")
-                    if not empty and (T.reinterpret(value, "int32") & 0x7FFFFFFF) <= INFINITY:
-                        h = bits.hashed(T.cast(b, "int64") * threads + t, key_0, key_1)
+                    if not empty and bits.magnitude(value) <= INFINITY:
+                        h = bits.hashed(
+                            T.cast(b, "int64") * threads + t,
+                            key_0,
+                            key_1,
+                        )
                         moved = bits.uniform(h) + value / bits.power_of_two(exponent)
                         code = T.cast(
-                            T.clamp(T.floor(moved), T.float32(-127.0), T.float32(127.0)), "int32"
+                            T.clamp(T.floor(moved), T.float32(-127.0), T.float32(127.0)),
+                            "int32",
                         )
                     q[b * threads + t] = T.cast(code, "int8")
 

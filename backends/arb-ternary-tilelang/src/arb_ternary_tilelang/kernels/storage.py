@@ -1,5 +1,6 @@
-"""Trits and accumulators to and from their words. Annotations of kernels are values: no postponed
-ones here.
+"""Trits and accumulators to and from their words.
+
+TileLang reads the annotations of kernels as values, so this module does not postpone them.
 """
 
 from typing import Any
@@ -9,16 +10,19 @@ from arb_ternary_tilelang.lane import Lane
 
 
 def pack(lane: Lane, *, N: int, K: int) -> Any:
-    """int8 ``[N, K]`` in -1..1 to words ``[N, ceil(K / 16)]``; columns beyond the row's end
-    hold 0.
-    """
+    """Pack int8 ``[N, K]`` in -1..1 into words ``[N, ceil(K / 16)]``; the padding holds 0."""
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(T)
     threads = lane.width
-    N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
+    W = lane.size("W", -(-K // UNIT))
+    N = lane.size("N", N)
+    K = lane.size("K", K)
 
     @T.prim_func
-    def pack_trits(trits: T.Tensor((N, K), "int8"), words: T.Tensor((N, W), "int32")):
+    def pack_trits(
+        trits: T.Tensor((N, K), "int8"),
+        words: T.Tensor((N, W), "int32"),
+    ):
         with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
@@ -26,7 +30,10 @@ def pack(lane: Lane, *, N: int, K: int) -> Any:
                 if block * threads + t < W:
                     for v in T.serial(UNIT):
                         if (block * threads + t) * UNIT + v < K:
-                            trit = T.cast(trits[n, (block * threads + t) * UNIT + v], "int32")
+                            trit = T.cast(
+                                trits[n, (block * threads + t) * UNIT + v],
+                                "int32",
+                            )
                             word = bits.with_trit(word, v, trit)
                     words[n, block * threads + t] = T.reinterpret(word, "int32")
 
@@ -34,14 +41,19 @@ def pack(lane: Lane, *, N: int, K: int) -> Any:
 
 
 def unpack(lane: Lane, *, N: int, K: int) -> Any:
-    """Words ``[N, ceil(K / 16)]`` to int8 ``[N, K]``."""
+    """Unpack words ``[N, ceil(K / 16)]`` to int8 ``[N, K]``."""
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(T)
     threads = lane.width
-    N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
+    W = lane.size("W", -(-K // UNIT))
+    N = lane.size("N", N)
+    K = lane.size("K", K)
 
     @T.prim_func
-    def unpack_trits(words: T.Tensor((N, W), "int32"), trits: T.Tensor((N, K), "int8")):
+    def unpack_trits(
+        words: T.Tensor((N, W), "int32"),
+        trits: T.Tensor((N, K), "int8"),
+    ):
         with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
@@ -50,23 +62,30 @@ def unpack(lane: Lane, *, N: int, K: int) -> Any:
                     for v in T.serial(UNIT):
                         if (block * threads + t) * UNIT + v < K:
                             trits[n, (block * threads + t) * UNIT + v] = T.cast(
-                                bits.trit(word, v), "int8"
+                                bits.trit(word, v),
+                                "int8",
                             )
 
     return unpack_trits
 
 
 def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
-    """int8 ``[N, K]`` in -7..7 to words of 8 columns, two for every word of trits; padding
-    holds 0.
+    """Pack int8 ``[N, K]`` in -7..7 into words of 8 columns, two for every word of trits.
+
+    The padding holds 0.
     """
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(T)
     threads = lane.width
-    N, K, V = lane.size("N", N), lane.size("K", K), lane.size("V", 2 * -(-K // UNIT))
+    V = lane.size("V", 2 * -(-K // UNIT))
+    N = lane.size("N", N)
+    K = lane.size("K", K)
 
     @T.prim_func
-    def pack_votes(votes: T.Tensor((N, K), "int8"), words: T.Tensor((N, V), "int32")):
+    def pack_votes(
+        votes: T.Tensor((N, K), "int8"),
+        words: T.Tensor((N, V), "int32"),
+    ):
         with lane.grid(N, T.ceildiv(V, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
@@ -74,7 +93,10 @@ def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
                 if block * threads + t < V:
                     for v in T.serial(8):
                         if (block * threads + t) * 8 + v < K:
-                            value = T.cast(votes[n, (block * threads + t) * 8 + v], "int32")
+                            value = T.cast(
+                                votes[n, (block * threads + t) * 8 + v],
+                                "int32",
+                            )
                             word = bits.with_nibble(word, v, value)
                     words[n, block * threads + t] = T.reinterpret(word, "int32")
 
@@ -82,14 +104,19 @@ def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
 
 
 def unpack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
-    """Words of 8 columns to int8 ``[N, K]``."""
+    """Unpack words of 8 columns to int8 ``[N, K]``."""
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(T)
     threads = lane.width
-    N, K, V = lane.size("N", N), lane.size("K", K), lane.size("V", 2 * -(-K // UNIT))
+    V = lane.size("V", 2 * -(-K // UNIT))
+    N = lane.size("N", N)
+    K = lane.size("K", K)
 
     @T.prim_func
-    def unpack_votes(words: T.Tensor((N, V), "int32"), votes: T.Tensor((N, K), "int8")):
+    def unpack_votes(
+        words: T.Tensor((N, V), "int32"),
+        votes: T.Tensor((N, K), "int8"),
+    ):
         with lane.grid(N, T.ceildiv(V, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
@@ -98,7 +125,8 @@ def unpack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
                     for v in T.serial(8):
                         if (block * threads + t) * 8 + v < K:
                             votes[n, (block * threads + t) * 8 + v] = T.cast(
-                                bits.nibble(word, v), "int8"
+                                bits.nibble(word, v),
+                                "int8",
                             )
 
     return unpack_votes

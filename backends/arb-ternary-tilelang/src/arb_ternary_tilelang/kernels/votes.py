@@ -1,12 +1,13 @@
-"""Gradients turned into votes on the chip. Annotations of kernels are values: no postponed ones
-here.
+"""Gradients turned into votes on the chip.
+
+TileLang reads the annotations of kernels as values, so this module does not postpone them.
 """
 
 from typing import Any
 
 from attrs import frozen
 
-from arb_ternary_tilelang.kernels.bits import UNIT, Bits
+from arb_ternary_tilelang.kernels.bits import INFINITY, UNIT, Bits
 from arb_ternary_tilelang.lane import Lane, Option, Tiles, given
 
 #: Where a gradient comes from: ``grad.T @ x``, or the sum of the gradients of each id.
@@ -21,14 +22,14 @@ _FLOAT_MAX = 3.4028234663852886e38
 
 @frozen
 class Rule:
-    """What a kernel that casts votes is compiled for.
+    """Options that a kernel that casts votes is compiled for.
 
     Attributes:
         source: :data:`PRODUCT` or :data:`LOOKUP`.
-        kind: :data:`SIGN`, :data:`FACTORS` or :data:`SHIFTS`; None where an argument says which.
+        kind: :data:`SIGN`, :data:`FACTORS` or :data:`SHIFTS`; None if an argument selects it.
         grad: dtype of the gradient of the result; int8 gives exact int32 sums, others float32.
         x: dtype of the activations.
-        bits: of an accumulator.
+        bits: bits of an accumulator.
         learns: whether scores for the exponents are wanted.
     """
 
@@ -55,20 +56,31 @@ class Rule:
         """Whether votes are of this kind; only integers are shifted."""
         if kind == SHIFTS and not self.integer:
             return False
-        return argument == kind if self.kind is None else self.kind == kind
+        if self.kind is None:
+            return argument == kind
+        return self.kind == kind
 
 
-def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any:
-    """Form a tile of the gradient, cast its votes, and leave what it adds to scores and statistics.
+def cast(
+    lane: Lane,
+    rule: Rule,
+    tiles: Tiles,
+    *,
+    N: int,
+    K: int,
+    G: int,
+) -> Any:
+    """Form a tile of the gradient, cast its votes, and store its part of scores and statistics.
 
-    The tile stays in the memory of its block. Sums over rows and columns are left as parts, one a
-    tile, so that the order in which they are added never changes. ``a`` and ``b`` are, for a
-    product, ``grad [M, N]`` and ``x [M, K]``; on CUDA those of int8 in blocks of ``tiles.depth``
-    rows, ``[blocks, N, depth]`` and ``[blocks, K, depth]``, because the matrix units want the terms
-    of a sum side by side. For a lookup ``a`` is ``grad [M, K]``.
+    The tile stays in the memory of its block. Sums over rows and columns are stored as parts, one
+    per tile, so that the order in which they are added never changes.
+
+    For a product ``a`` is ``grad [M, N]`` and ``b`` is ``x [M, K]``. On CUDA int8 operands come in
+    blocks of ``tiles.depth`` rows, ``[blocks, N, depth]`` and ``[blocks, K, depth]``, because the
+    matrix units want the terms of a sum side by side. For a lookup ``a`` is ``grad [M, K]``.
     """
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(T)
     rows = tiles.rows
     columns = tiles.columns
     depth = tiles.depth
@@ -82,16 +94,22 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
     sizes = "int64" if integer else "float32"
     blocked = lane.cuda and integer and not mapped
     simple = lane.cuda and rule.grad == "float32"
-    N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
-    V = {8: K, 4: lane.size("V", 2 * -(-K // UNIT)) if lane.cuda else T.dynamic("V"), 2: W}[
-        rule.bits
-    ]
+    stages = tiles.stages if lane.cuda else 0
+    W = lane.size("W", -(-K // UNIT))
+    V = lane.size("V", 2 * -(-K // UNIT))
+    N = lane.size("N", N)
+    K = lane.size("K", K)
+    if rule.bits == 8:
+        V = K
+    elif rule.bits == 2:
+        V = W
     stored = "int8" if rule.bits == 8 else "int32"
-    M, R, L, Q, D, S = (T.dynamic(name) for name in ("M", "R", "L", "Q", "D", "S"))
-
-    def per(group: Any) -> Any:
-        """Columns that share an exponent: a constant where sizes are."""
-        return G if lane.cuda else group
+    M = T.dynamic("M")
+    R = T.dynamic("R")
+    L = T.dynamic("L")
+    Q = T.dynamic("Q")
+    D = T.dynamic("D")
+    S = T.dynamic("S")
 
     def scaled(kind: Any) -> Any:
         """Whether votes are as large as the gradient."""
@@ -99,15 +117,24 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
 
     def lowest(kind: Any) -> Any:
         """The smallest accumulator of 8 bits."""
-        return (
-            T.if_then_else(kind == SIGN, -128, -127)
-            if rule.kind is None
-            else -127 - (rule.kind == SIGN)
-        )
+        if rule.kind is None:
+            return T.if_then_else(kind == SIGN, -128, -127)
+        return -128 if rule.kind == SIGN else -127
 
+    def is_nan(value: Any) -> Any:
+        """Whether a float32 is NaN."""
+        return bits.magnitude(value) > INFINITY
+
+    def size_of(value: Any) -> Any:
+        """``|value|`` in the dtype of the sums of magnitudes."""
+        wide = T.cast(value, sizes)
+        return T.max(wide, -wide)
+
+    starts_shape = (Q,)
     if mapped:
         a_shape = (M, K)
         b_shape = (Q,)
+        starts_shape = (T.dynamic("P"),)
         count = R
     elif blocked:
         a_shape = (M, N, depth)
@@ -146,7 +173,8 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
             total = lane.accumulator((rows, columns), sums)
             T.clear(total)
             for i in T.Pipelined(
-                M if blocked else T.ceildiv(M, depth), num_stages=tiles.stages if lane.cuda else 0
+                M if blocked else T.ceildiv(M, depth),
+                num_stages=stages,
             ):
                 if blocked:
                     T.copy(a[i, bn * rows : bn * rows + rows, 0:depth], a_tile)
@@ -180,9 +208,9 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
         v = T.alloc_var("int32")
         v = 0
         if rule.chosen(SIGN, kind):
-            v = T.cast(g > T.cast(0, sums), "int32") - T.cast(g < T.cast(0, sums), "int32")
+            v = bits.sign(g, T.cast(0, sums), "int32")
         if rule.chosen(FACTORS, kind):
-            h = bits.hashed(T.cast(n, "int64") * K + k, key_0, key_1)
+            h = bits.hashed(bits.index(n, K, k), key_0, key_1)
             p = T.alloc_var("float32")
             p = T.cast(g, "float32")
             if integer:
@@ -191,11 +219,18 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
             p = p * T.reinterpret(vote_scale[N + k], "float32")
             top = T.cast(limit, "float32") * T.float32(1.0 / 256)
             bounded = T.alloc_var("float32")
-            none = (T.reinterpret(p, "int32") & 0x7FFFFFFF) > 0x7F800000
-            bounded = T.if_then_else(none, T.float32(0.0), T.min(T.max(p, -top), top))
-            v = T.cast(T.floor(bounded + bits.narrowed(h, noise_shift)), "int32")
+            none = is_nan(p)
+            bounded = T.if_then_else(
+                none,
+                T.float32(0.0),
+                bits.clamp(p, -top, top),
+            )
+            v = T.cast(
+                T.floor(bounded + bits.narrowed(h, noise_shift)),
+                "int32",
+            )
         if rule.chosen(SHIFTS, kind):
-            h = bits.hashed(T.cast(n, "int64") * K + k, key_0, key_1)
+            h = bits.hashed(bits.index(n, K, k), key_0, key_1)
             power = (T.reinterpret(scale[0], "int32") >> 23) - 127
             shift = T.alloc_var("int32")
             shift = vote_scale[n] + vote_scale[N + k] - power
@@ -204,12 +239,12 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
             if shift >= 0:
                 shift = T.min(shift, 31)
                 bound = (T.cast(limit, "int64") << T.cast(shift, "int64")) >> T.int64(8)
-                noise = T.cast(h, "int64") & ((T.int64(1) << T.cast(shift, "int64")) - T.int64(1))
-                wide = (T.min(T.max(wide, -bound), bound) + noise) >> T.cast(shift, "int64")
+                noise = T.cast(h, "int64") & bits.low_mask(shift)
+                wide = (bits.clamp(wide, -bound, bound) + noise) >> T.cast(shift, "int64")
             else:
                 bound = T.cast(limit >> 8, "int64")
                 wide = wide << T.cast(T.min(-shift, 16), "int64")
-                wide = T.min(T.max(wide, -bound), bound)
+                wide = bits.clamp(wide, -bound, bound)
             v = T.cast(wide, "int32")
         return v
 
@@ -225,7 +260,7 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
         a: T.Tensor(a_shape, rule.grad),
         b: T.Tensor(b_shape, rule.x),
         order: T.Tensor((L,), "int64"),
-        starts: T.Tensor((Q,), "int64") if not mapped else T.Tensor((T.dynamic("P"),), "int64"),
+        starts: T.Tensor(starts_shape, "int64"),
         names: T.Tensor((R,), "int64"),
         words: T.Tensor((N, W), "int32"),
         votes: T.Tensor((N, V), stored),
@@ -244,10 +279,11 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
         key_1: T.int32,
         kind: T.int32,
     ):
-        with lane.grid(T.ceildiv(count, rows), T.ceildiv(K, columns), threads=tiles.threads) as (
-            bn,
-            bk,
-        ):
+        with lane.grid(
+            T.ceildiv(count, rows),
+            T.ceildiv(K, columns),
+            threads=tiles.threads,
+        ) as (bn, bk):
             g_tile = lane.shared((rows, columns), sums)
             score_tile = lane.shared((rows, units), "int32")
             square_tile = lane.shared((rows, units), "float32")
@@ -291,20 +327,23 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                                     raw = T.alloc_var("float32")
                                     raw = g_tile[line, place * UNIT + at]
                                     bad = T.alloc_var("int32")
-                                    bad = T.cast(
-                                        (T.reinterpret(raw, "int32") & 0x7FFFFFFF) > 0x7F800000,
-                                        "int32",
-                                    )
+                                    bad = T.cast(is_nan(raw), "int32")
                                     fault = fault + bad
-                                    bounded = T.min(
-                                        T.max(raw, T.float32(-_FLOAT_MAX)), T.float32(_FLOAT_MAX)
+                                    bounded = bits.clamp(
+                                        raw,
+                                        T.float32(-_FLOAT_MAX),
+                                        T.float32(_FLOAT_MAX),
                                     )
-                                    g = T.if_then_else(bad != 0, T.float32(0.0), bounded)
+                                    g = T.if_then_else(
+                                        bad != 0,
+                                        T.float32(0.0),
+                                        bounded,
+                                    )
                                     g_tile[line, place * UNIT + at] = g
                                 whole = T.cast(g, "float32")
                                 square = square + whole * whole
                                 if scaled(kind):
-                                    size = size + T.max(T.cast(g, sizes), -T.cast(g, sizes))
+                                    size = size + size_of(g)
                                 v = vote(
                                     g,
                                     scale,
@@ -322,16 +361,23 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                                 if rule.bits == 8:
                                     left = T.cast(votes[n, k], "int32") - v
                                     votes[n, k] = T.cast(
-                                        T.min(T.max(left, lowest(kind)), high), "int8"
+                                        bits.clamp(left, lowest(kind), high),
+                                        "int8",
                                     )
                                 elif rule.bits == 4:
                                     left = bits.nibble(held, i) - v
                                     held = bits.with_nibble(
-                                        held, i, T.min(T.max(left, -high), high)
+                                        held,
+                                        i,
+                                        bits.clamp(left, -high, high),
                                     )
                                 else:
                                     left = bits.trit(held, i) - v
-                                    held = bits.with_trit(held, i, T.min(T.max(left, -high), high))
+                                    held = bits.with_trit(
+                                        held,
+                                        i,
+                                        bits.clamp(left, -high, high),
+                                    )
                         if rule.bits != 8:
                             votes[n, parts * u + part] = T.reinterpret(held, "int32")
                 score_tile[line, place] = score
@@ -357,9 +403,11 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                         if rule.learns:
                             u = bk * units + i
                             score = score + score_tile[t, i]
-                            j = u * UNIT // per(group)
+                            j = u * UNIT // lane.constant(G, group)
                             if u < W and (
-                                i == units - 1 or u == W - 1 or (u + 1) * UNIT // per(group) != j
+                                i == units - 1
+                                or u == W - 1
+                                or (u + 1) * UNIT // lane.constant(G, group) != j
                             ):
                                 add(scores, r, j, score)
                                 score = 0
@@ -380,9 +428,7 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                             whole = T.cast(g_tile[i, t], "float32")
                             square = square + whole * whole
                             if scaled(kind):
-                                size = size + T.max(
-                                    T.cast(g_tile[i, t], sizes), -T.cast(g_tile[i, t], sizes)
-                                )
+                                size = size + size_of(g_tile[i, t])
                     column_squares[bn, k] = square
                     if scaled(kind):
                         column_sizes[bn, k] = size
@@ -391,11 +437,18 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
 
 
 def settle(lane: Lane, scaled: Option, mapped: Option) -> Any:
-    """Scores ``[R, J]`` into exponent votes ``[N, J]``, row ``names[r]`` where ``mapped``."""
+    """Subtract scores ``[R, J]`` from exponent votes ``[N, J]``.
+
+    Row ``r`` of the scores belongs to row ``names[r]`` of the votes if ``mapped``, else to row
+    ``r``.
+    """
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(T)
     threads = lane.width
-    N, J, R, L = (T.dynamic(name) for name in ("N", "J", "R", "L"))
+    N = T.dynamic("N")
+    J = T.dynamic("J")
+    R = T.dynamic("R")
+    L = T.dynamic("L")
 
     @T.prim_func
     def settle_scores(
@@ -422,15 +475,13 @@ def settle(lane: Lane, scaled: Option, mapped: Option) -> Any:
                     low = T.int64(-128)
                     if given(scaled, scaled_given):
                         low = T.int64(-127)
-                        h = bits.hashed(T.cast(n, "int64") * J + j, key_0, key_1)
-                        mask = (T.int64(1) << T.cast(shift, "int64")) - T.int64(1)
+                        h = bits.hashed(bits.index(n, J, j), key_0, key_1)
+                        mask = bits.low_mask(shift)
                         moved = (moved + (T.cast(h, "int64") & mask)) >> T.cast(shift, "int64")
                     else:
-                        moved = T.cast(moved > T.int64(0), "int64") - T.cast(
-                            moved < T.int64(0), "int64"
-                        )
+                        moved = bits.sign(moved, T.int64(0), "int64")
                     left = T.cast(exponent_votes[n, j], "int64") - moved
-                    left_8 = T.min(T.max(left, low), T.int64(127))
+                    left_8 = bits.clamp(left, low, T.int64(127))
                     exponent_votes[n, j] = T.cast(left_8, "int8")
 
     return settle_scores

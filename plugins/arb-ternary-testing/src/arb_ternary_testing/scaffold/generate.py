@@ -75,10 +75,10 @@ def new_plugin(name: str, kind: str, destination: Path = Path()) -> Path:
 
 
 def _checked(name: str) -> str:
-    """Return the short name.
+    """Return ``name`` without the prefix.
 
     Raises:
-        UsageProblem: it cannot be one, or it belongs to an existing distribution.
+        UsageProblem: the name is not valid, or it belongs to an existing distribution.
     """
     short = name.removeprefix(PREFIX)
     if not _NAME.fullmatch(short):
@@ -125,7 +125,7 @@ def _values(short: str, kind: str) -> dict[str, str]:
 
 
 def _rendered(kind: str, values: dict[str, str]) -> Iterator[tuple[Path, str]]:
-    """Return path and text of every file: the common files, and those of the kind over them."""
+    """Return path and text of every file. A file of the kind replaces a common file."""
     templates = files("arb_ternary_testing.scaffold") / "templates"
     found: dict[Path, str] = {}
     for folder in ("common", kind):
