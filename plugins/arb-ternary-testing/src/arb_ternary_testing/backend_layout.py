@@ -127,9 +127,7 @@ class LayoutTests(BackendCase):
     def test_equal_trits_pack_to_equal_bytes(self) -> None:
         """Weights are compared, hashed and voted on in their layout, padding included."""
         trits = random_trits(1, 5, 77)
-        first = self.pack(trits)
-        second = self.pack(trits)
-        assert torch.equal(first, second)
+        assert torch.equal(self.pack(trits), self.pack(trits))
 
     def test_unpack_returns_new_memory(self) -> None:
         weight = self.weight(2, 4, 128, 32)

@@ -243,8 +243,7 @@ class ProductTests(BackendCase):
         x = self.tensor(normal(4, rows, columns), dtype)
         y = self._linear(weight, x, None, dtype=dtype)
         wide = self.array(x).astype(np.float64)
-        got = self.array(y)
-        _assert_within_bound(got, wide, weight.dense.T, dtype)
+        _assert_within_bound(self.array(y), wide, weight.dense.T, dtype)
 
     def test_nan_stays_in_its_row(self) -> None:
         weight = self.weight(3, 6, 64, 32)
@@ -326,8 +325,7 @@ class ProductTests(BackendCase):
         grad_y = self.tensor(normal(5, rows, out_features), dtype)
         grad = self._grad_input(weight, grad_y, None, dtype)
         wide = self.array(grad_y).astype(np.float64)
-        got = self.array(grad)
-        _assert_within_bound(got, wide, weight.dense, dtype)
+        _assert_within_bound(self.array(grad), wide, weight.dense, dtype)
 
     # --- optional ops
 
@@ -366,8 +364,7 @@ class ProductTests(BackendCase):
         rng = np.random.default_rng(7)
         grad = float32(rng.standard_normal((4, 33)) * magnitude)
         grad[1, 1] = 0.0
-        step = (5 << 20) + 2
-        words = (11, step, 12345)
+        words = (11, (5 << 20) + 2, 12345)
         q, scale = self.run("quantize_gradient", self.tensor(grad), *words)
         wanted_q, wanted_scale = expected.quantize_gradient(grad, *words)
         assert float(scale) == wanted_scale

@@ -255,8 +255,7 @@ class ScaledVoteTests(BackendCase):
     def test_positive_gradient_votes_a_trit_down_by_its_size(self) -> None:
         weight = self.weight(0, 1, 32, 32)
         state = self._scaled(weight, np.ones(33, np.float32))
-        grad = float32([[3.0]])
-        got = self._cast_scaled(state, grad, ones(1, 32))
+        got = self._cast_scaled(state, float32([[3.0]]), ones(1, 32))
         assert np.all(got.votes == -3)
 
     @every_size_of_vote
