@@ -24,12 +24,15 @@ from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import ISAS, chosen_isa, usable_isas
 from arb_ternary_cpu.plugin import ISA
 from arb_ternary_cpu.probe import probe
-from arb_ternary_cpu.sources import FOLDER, check_sources, digest_of
+from arb_ternary_cpu.sources import check_sources, digest_of
 from arb_ternary_distributed.wire import WIRE_KERNELS
 from arb_ternary_text.models.block_kernels import BLOCK_OPS
 from arb_ternary_text.models.native_decode import DECODE_STEP
 from arb_ternary_vision.convolution_ops import CONVOLUTION_OPS
 from arb_ternary_votes.levels import SUMS_TO_QUANTA
+
+#: In this repository; an installed wheel has none.
+SOURCES = Path(__file__).parents[1] / "src" / "native"
 
 
 def test_scalar_is_always_usable_and_the_fastest_comes_first() -> None:
@@ -106,17 +109,17 @@ print(usable_isas()[0])
 
 def test_a_module_of_other_sources_is_refused(tmp_path: Path) -> None:
     # CMake computed the module's own.
-    assert digest_of(FOLDER) == _native.sources
+    assert digest_of(SOURCES) == _native.sources
     folder = tmp_path / "package" / "src" / "native"
     check_sources(folder)  # a wheel has none
-    shutil.copytree(FOLDER, folder)
+    shutil.copytree(SOURCES, folder)
     check_sources(folder)
     with (folder / "decode.h").open("a") as file:
         file.write("\n")
     with pytest.raises(EnvironmentProblem, match="built from other sources") as caught:
         check_sources(folder)
     assert f"pip install --no-deps {tmp_path / 'package'}" in caught.value.hint
-    shutil.copy(FOLDER / "decode.h", folder)
+    shutil.copy(SOURCES / "decode.h", folder)
     (folder / "another.cpp").touch()
     with pytest.raises(EnvironmentProblem):
         check_sources(folder)
