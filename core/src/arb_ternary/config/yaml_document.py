@@ -2,6 +2,7 @@
 
 Only ``true`` and ``false`` are booleans (``no`` is text), ``1e-3`` is a number, ``2026-01-01`` is
 text, a key may occur once, and a tag never builds an object. Anchors, aliases and merge keys work.
+Size, depth and what aliases expand to are limited, so that every file is read in a second.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ from attrs import field, frozen
 from arb_ternary.config.errors import Fault, Faulty, Origin, Path, raise_faults
 
 T = TypeVar("T")
+#: Limits of a document: characters, values, values with every alias counted as what it stands for,
+#: values inside each other, digits of a whole number.
+_LONGEST = 1 << 19
+_MOST_NODES = 10_000
+_MOST_EXPANDED = 50_000
+_DEEPEST = 64
+_MOST_DIGITS = 1_000
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 _FLOAT = (
@@ -46,6 +54,30 @@ class _Loader(yaml.SafeLoader):
 
     #: The key None stands for text that begins with any letter.
     yaml_implicit_resolvers = {None: _RESOLVERS}  # noqa: RUF012
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node and those inside it.
+
+        Raises:
+            ComposerError: there are too many, or one is too deep.
+        """
+        self._nodes += 1
+        self._depth += 1
+        problem = None
+        if self._nodes > _MOST_NODES:
+            problem = f"more than {_MOST_NODES:,} values"
+        if self._depth > _DEEPEST:
+            problem = f"more than {_DEEPEST} values inside each other"
+        if problem is not None:
+            raise yaml.composer.ComposerError(None, None, problem, self.get_mark())
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -177,10 +209,24 @@ class _Reader:
         self.origins: dict[Path, Origin] = {}
         #: By place and message: a fault to which several aliases lead is reported once.
         self.faults: dict[tuple[Origin, str], Fault] = {}
+        self._expanded = 0
 
     def read(self, text: str) -> Any:
-        """Return the value of a document; None if it is empty."""
-        node = yaml.compose(text, Loader=_Loader)
+        """Return the value of a document; None if it is empty.
+
+        Raises:
+            YAMLError: it is not YAML, or beyond a limit.
+        """
+        if len(text) > _LONGEST:
+            raise yaml.YAMLError(f"{len(text):,} characters are more than {_LONGEST:,}")
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        except (ValueError, OverflowError) as error:
+            # The scanner takes any number in an escape such as \\UFFFFFFFF.
+            raise yaml.scanner.ScannerError(None, None, str(error), loader.get_mark()) from error
+        finally:
+            loader.dispose()
         if node is None:
             return None
         return self.value(node, (), ())
@@ -191,6 +237,7 @@ class _Reader:
 
     def value(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> Any:
         """Return the value of ``node``, which is inside the nodes ``above``."""
+        self.count(node, above)
         self.origins.setdefault(path, self.line(node.start_mark))
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
@@ -220,6 +267,7 @@ class _Reader:
 
         Keys that are written out win over merged ones, and earlier merges over later ones.
         """
+        self.count(node, above)
         found: _Entries = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
@@ -252,16 +300,37 @@ class _Reader:
                 found = {**from_source, **found}
         return found
 
+    def count(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> None:
+        """Count a node, again for each alias that leads to it.
+
+        Raises:
+            ComposerError: aliases expand to too many nodes, or too deep.
+        """
+        self._expanded += 1
+        problem = None
+        if self._expanded > _MOST_EXPANDED:
+            problem = f"aliases expand to more than {_MOST_EXPANDED:,} values"
+        # A mapping is counted with those that are merged into it.
+        if len(above) > 2 * _DEEPEST:
+            problem = f"aliases expand to more than {_DEEPEST} values inside each other"
+        if problem is not None:
+            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+
     def scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         """Return the value of a scalar by its tag."""
         tag = node.tag.removeprefix(_TAG)
         if tag == "str":
+            if not node.value.isascii() and re.search("[\ud800-\udfff]", node.value):
+                return self.fault(node, path, "the text has half of a surrogate pair")
             return node.value
         if tag not in _SCALARS:
             return self.fault(node, path, f"the tag {node.tag} is not allowed")
         pattern, value_of = _SCALARS[tag]
         if re.fullmatch(pattern, node.value) is None:
             return self.fault(node, path, f"{node.value!r} is not what its tag !!{tag} says")
+        if tag == "int" and len(node.value) > _MOST_DIGITS:
+            message = f"a whole number of {len(node.value):,} digits; at most {_MOST_DIGITS:,}"
+            return self.fault(node, path, message)
         return value_of(node.value.replace("_", ""))
 
     def fault(self, node: yaml.Node, path: Path, message: str) -> Any:
