@@ -16,11 +16,12 @@ def peak_bytes() -> int:
     """Return the largest resident memory that this process has had.
 
     Linux's own count is preferred: what ``getrusage`` reports there includes the memory of the
-    parent at the moment when it started this process.
+    parent at the moment when it started this process. That count may lag behind the memory that is
+    resident now.
     """
     found = _field(_STATUS, "VmHWM")
     if found is not None:
-        return found
+        return max(found, _field(_STATUS, "VmRSS") or 0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -24,7 +24,7 @@ from arb_ternary_bench.studies.ladder import (
 from arb_ternary_bench.study import Session
 from arb_ternary_train.loading import structure_run
 
-GRID = read_yaml(ladder._GRID.read_text(), "ladder.yaml").data
+GRID = read_yaml(ladder.LADDER_GRID.read_text(), "ladder.yaml").data
 RESULTS = Path(__file__).parents[2] / "results"
 
 
