@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 #: here, where a reviewer sees it.
 BUDGETS = {
     "core": 56.5,
-    "arb-ternary-train": 54,
+    "arb-ternary-train": 54.2,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 42.6,
     "arb-ternary-manifests": 15.4,
@@ -43,7 +43,7 @@ BUDGETS = {
     "arb-ternary-diffusion": 11.6,
     "arb-ternary-cpu": 15.2,
     "arb-ternary-triton": 31.6,
-    "arb-ternary-tilelang": 25.2,
+    "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
 TOTAL = 563

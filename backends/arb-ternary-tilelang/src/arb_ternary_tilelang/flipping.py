@@ -94,8 +94,8 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
     """
     require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
     seed, step, stream = state.draw()
-    rows, columns = state.sizes
-    draw = keys(seed, step, stream + USE_DECAY, rows * columns)
+    count = state.sizes[0] * state.sizes[1]
+    draw = keys(seed, step, stream + USE_DECAY, count)
     return _flip(state, threshold, decay, scaled=True, carry=bool(carry), draw=draw)
 
 

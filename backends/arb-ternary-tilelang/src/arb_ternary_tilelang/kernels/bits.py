@@ -75,19 +75,19 @@ class Bits:
         return self._with_code(word, place, 15, value + 8)
 
     def _code(self, word: Any, place: Any, mask: int) -> Any:
-        """The bits of a word under a mask that is moved to ``place``, as uint32."""
+        """The bits ``mask`` of ``word >> place``, uint32."""
         shifted = word >> place
         return shifted & self.T.uint32(mask)
 
     def _with_code(self, word: Any, place: Any, mask: int, code: Any) -> Any:
-        """The word with other bits under a mask that is moved to ``place``."""
+        """The word with ``code`` in its bits ``mask << place``."""
         T = self.T
         cleared = word & ~(T.uint32(mask) << place)
         wanted = T.cast(code, "uint32") << place
         return cleared | wanted
 
     def clamp(self, value: Any, low: Any, high: Any) -> Any:
-        """``value``, at least ``low`` and then at most ``high``."""
+        """``min(max(value, low), high)``."""
         raised = self.T.max(value, low)
         return self.T.min(raised, high)
 
@@ -112,7 +112,7 @@ class Bits:
         return power - T.int64(1)
 
     def magnitude(self, value: Any) -> Any:
-        """The bits of the absolute value of a float32; as integers in the order of the values."""
+        """The bits of ``|value|`` of a float32; as integers they are in the order of the values."""
         return self.T.reinterpret(value, "int32") & 0x7FFFFFFF
 
     def power_of_two(self, exponent: Any) -> Any:
