@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 #: Largest number of AST nodes by package, in thousands. A change that needs more raises its line
 #: here, where a reviewer sees it.
 BUDGETS = {
-    "core": 56.5,
+    "core": 57,
     "arb-ternary-train": 54.2,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 42.6,
@@ -46,7 +46,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 563
+TOTAL = 566
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}

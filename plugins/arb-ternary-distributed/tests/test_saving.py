@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from arb_ternary.errors import ArbError, CheckpointError
 from arb_ternary_distributed import saving
@@ -157,7 +157,7 @@ def marked(world: World) -> tuple[str, int]:
         world=world,
         tell=lambda *_: None,
         phase=None,
-        model=None,
+        model=nn.Linear(1, 1),
         config=SimpleNamespace(ranks=None),
         structures=[],
         step=1,
