@@ -7,12 +7,19 @@ import pytest
 from arb_ternary.errors import ArbError, UsageProblem
 from arb_ternary_train.directory import RunDirectory
 
+RECORD = {
+    "seed": 1,
+    "backend": {"name": "torch"},
+    "data": {"name": "text"},
+    "threads": {"loops": {}},
+    "versions": {},
+    "vocabulary_size": 256,
+}
+
 
 def make(path: Path) -> RunDirectory:
     directory = RunDirectory(path)
-    directory.create(
-        "name: x\n", {"seed": 1}, {"tokenizer": {"kind": "bytes"}, "classes": ["0", "1"]}
-    )
+    directory.create("name: x\n", RECORD, {"tokenizer": {"kind": "bytes"}, "classes": ["0", "1"]})
     return directory
 
 
@@ -62,7 +69,7 @@ def test_what_is_no_run_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArbError, match="format 'another' version 1"):
         RunDirectory.existing(tmp_path)
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ArbError, match=r"run\.json: cannot be read"):
+    with pytest.raises(ArbError, match=r"run\.json: the file is damaged"):
         RunDirectory.existing(tmp_path)
 
 

@@ -46,6 +46,16 @@ def make_recipe() -> Callable[..., Recipe]:
     return float_recipe
 
 
+#: What a run records before it begins.
+RECORD = {
+    "backend": {"name": "torch"},
+    "data": {"name": "text"},
+    "threads": {"loops": {}},
+    "versions": {},
+    "vocabulary_size": 256,
+}
+
+
 @define(eq=False)
 class FakeRun:
     """Stands for ``ChildRun``: its loss is ``loss(config)``, or an exit code that this raises."""
@@ -76,7 +86,7 @@ class FakeRun:
             return cls(directory, log, int(error.code or 0))
         run = RunDirectory(directory)
         if not run.exists():
-            run.create("", {"backend": {"name": "torch"}, "versions": {}}, {})
+            run.create("", RECORD, {})
         (run.checkpoints / "step-1").mkdir(exist_ok=True)
         (phase,) = values["phases"]
         tokens = phase["steps"] * (cls.step_tokens or phase["batch_size"] * phase["block_size"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from arb_ternary.config.fields import to_plain
+from arb_ternary.errors import ArbError
 from arb_ternary_interchange.components import named_exporter
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
@@ -36,13 +37,19 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
 def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> dict[str, Any]:
     """Return the metadata that an exporter receives besides the model: facts of the run in
     ``directory`` at ``step``.
+
+    Raises:
+        ArbError: a file of the run is damaged.
     """
     record = directory.record()
+    attachments = directory.attachments()
+    if not isinstance(attachments.get("tokenizer", {}), dict):
+        raise ArbError(f"{directory.attachment_file('tokenizer')}: not a JSON object")
     return {
         "name": config.name,
         "step": step,
         "model": to_plain(config.model, given=False),
         "vocabulary_size": record["vocabulary_size"],
-        **directory.attachments(),
+        **attachments,
         "versions": record["versions"],
     }

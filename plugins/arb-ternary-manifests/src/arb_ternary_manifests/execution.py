@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -67,11 +66,12 @@ def is_finished(run: PlannedRun) -> bool:
     directory = RunDirectory(run.directory)
     if not directory.exists() or not directory.result_file.is_file():
         return False
+    result = directory.result()
     try:
-        checks = json.loads(directory.result_file.read_text(encoding="utf-8"))["checks"]
-        passed = all(check["passed"] or not check["fails_run"] for check in checks)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArbError(f"{directory.result_file}: cannot be read: {error}") from error
+        passed = all(check["passed"] or not check["fails_run"] for check in result["checks"])
+    except (KeyError, TypeError) as error:
+        message = f"{directory.result_file}: the file is damaged: {error!r}"
+        raise ArbError(message) from error
     finished = load_config(directory.config_file).config
     planned = resolve_auto_options(run.config, directory.record().get(CHOSEN, {})).config
     return passed and _deciding_settings(finished) == _deciding_settings(planned)

@@ -251,18 +251,25 @@ class CheckpointStore:
         """Move checkpoints newer than ``path``, from which the run continues, to ``set-aside/``.
 
         What a kill left half done is removed too.
+
+        Raises:
+            CheckpointError: the system refuses.
         """
-        self._remove_leftovers()
-        for newer in self.paths():
-            if _order(newer) <= _order(path):
-                break
-            aside = self.root / "set-aside"
-            aside.mkdir(exist_ok=True)
-            serial = 0
-            while (target := aside / f"{newer.name}-{serial}").exists():
-                serial += 1
-            newer.rename(target)
-        self._point_to(path)
+        try:
+            self._remove_leftovers()
+            for newer in self.paths():
+                if _order(newer) <= _order(path):
+                    break
+                aside = self.root / "set-aside"
+                aside.mkdir(exist_ok=True)
+                serial = 0
+                while (target := aside / f"{newer.name}-{serial}").exists():
+                    serial += 1
+                newer.rename(target)
+            self._point_to(path)
+        except OSError as error:
+            where = error.filename2 or error.filename or self.root
+            raise CheckpointError(f"{where}: cannot be written: {error.strerror}") from error
         self._prune()
 
     def _write(

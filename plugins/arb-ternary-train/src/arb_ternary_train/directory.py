@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,15 @@ from arb_ternary_train.durable import replacing
 RUNS: Final = Path("runs")
 FORMAT: Final = "arb-ternary-run"
 VERSION: Final = 1
+#: What commands read of ``run.json``, by path, with its type.
+_RECORDED: Final[Mapping[str, type]] = {
+    "attachments": list,
+    "backend.name": str,
+    "data.name": str,
+    "threads.loops": dict,
+    "versions": dict,
+    "vocabulary_size": int,
+}
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -55,12 +65,41 @@ def locked(folder: Path, problem: ArbError) -> Iterator[None]:
         # Not a POSIX system: there is no lock that a kill releases.
         yield
         return
-    with (folder / ".lock").open("w") as file:
+    lock = folder / ".lock"
+    check_regular(lock)
+    try:
+        file = lock.open("w")
+    except OSError as error:
+        raise ArbError(f"{lock}: cannot be opened: {reason_of(error)}") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise problem from error
         yield
+
+
+def check_regular(path: Path) -> None:
+    """Check that ``path`` is a file or does not exist.
+
+    A folder cannot be written to, and a device such as ``/dev/full`` may never end.
+
+    Raises:
+        ArbError: it is something else.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ArbError(f"{path}: cannot be opened: {reason_of(error)}") from error
+    if not stat.S_ISREG(mode):
+        raise ArbError(f"{path}: is not a file", "Move it away, then repeat the command.")
+
+
+def reason_of(error: OSError) -> str:
+    """Return the system's words for an error, such as ``No space left on device``."""
+    return error.strerror or str(error)
 
 
 @frozen
@@ -133,17 +172,12 @@ class RunDirectory:
             raise UsageProblem(
                 f"{path}: {what}", f"{meant}`arb train CONFIG` makes one and prints where."
             )
-        record = directory.record()
-        if record.get("format") != FORMAT or record.get("version") != VERSION:
-            raise ArbError(
-                f"{directory.record_file}: format {record.get('format')!r} version "
-                f"{record.get('version')!r}; this program reads {FORMAT!r} version {VERSION}"
-            )
+        directory.record()
         return directory
 
     def exists(self) -> bool:
-        """Return whether a run was started here."""
-        return self.record_file.is_file()
+        """Return whether a run was started here, also if its record cannot be read."""
+        return os.path.lexists(self.record_file)
 
     def attachment_file(self, name: str) -> Path:
         """Return the file of an attachment of the data source."""
@@ -156,8 +190,7 @@ class RunDirectory:
             ArbError: a file is damaged.
         """
         return {
-            name: _read_any_json(self.attachment_file(name))
-            for name in self.record()["attachments"]
+            name: _read_any_json(self.attachment_file(name)) for name in self.record()["attachments"]
         }
 
     def create(
@@ -247,9 +280,32 @@ class RunDirectory:
         """Return the content of ``run.json``.
 
         Raises:
-            ArbError: the file is damaged.
+            ArbError: the file is damaged, or of another version.
         """
-        return _read_json(self.record_file)
+        record = _read_json(self.record_file)
+        if record.get("format") != FORMAT or record.get("version") != VERSION:
+            raise ArbError(
+                f"{self.record_file}: format {record.get('format')!r} version "
+                f"{record.get('version')!r}; this program reads {FORMAT!r} version {VERSION}"
+            )
+        for path, kind in _RECORDED.items():
+            value: Any = record
+            for key in path.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
+            if not isinstance(value, kind):
+                raise ArbError(
+                    f"{self.record_file}: the file is damaged: {path!r} is missing or has another "
+                    "type"
+                )
+        return record
+
+    def result(self) -> dict[str, Any]:
+        """Return the content of ``result.json``.
+
+        Raises:
+            ArbError: the file is missing or damaged.
+        """
+        return _read_json(self.result_file)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -276,5 +332,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_any_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArbError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise ArbError(f"{path}: cannot be read: {reason_of(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise ArbError(f"{path}: the file is damaged: {error}") from error

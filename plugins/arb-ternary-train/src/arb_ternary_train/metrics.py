@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
 from arb_ternary.errors import ArbError
+from arb_ternary_train.directory import check_regular, reason_of
 
 _FREE_SPACE: Final = "Free some space, then continue with --resume."
 
@@ -57,13 +58,20 @@ class MetricsWriter:
                 what came later is cut.
             resume_step: the step of that checkpoint. If the file is shorter than ``resume_at``
                 because somebody edited it, records after this step are dropped instead.
+
+        Raises:
+            ArbError: it is not a file, or the system refuses.
         """
         self.path = path
-        self._file: BinaryIO = path.open("a+b", buffering=0)
-        if resume_at is not None:
-            self._cut(resume_at, resume_step or 0)
-        else:
-            self._cut_torn_line()
+        check_regular(path)
+        try:
+            self._file: BinaryIO = path.open("a+b", buffering=0)
+            if resume_at is not None:
+                self._cut(resume_at, resume_step or 0)
+            else:
+                self._cut_torn_line()
+        except OSError as error:
+            raise ArbError(f"{path}: cannot be opened: {reason_of(error)}") from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record.
@@ -80,8 +88,16 @@ class MetricsWriter:
             raise ArbError(f"{self.path}: the disk is full", _FREE_SPACE)
 
     def sync(self) -> int:
-        """Make everything written so far durable; return the length of the file in bytes."""
-        os.fsync(self._file.fileno())
+        """Make everything written so far durable; return the length of the file in bytes.
+
+        Raises:
+            ArbError: the disk refuses.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            message = f"{self.path}: cannot be written: {reason_of(error)}"
+            raise ArbError(message, _FREE_SPACE) from error
         return self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
@@ -138,14 +154,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         ArbError: the file is missing, or a line before the last is not a JSON object.
     """
+    check_regular(path)
     if not path.exists():
         raise ArbError(f"{path}: there is no such file", "A run directory of `arb train` has one.")
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ArbError(f"{path}: cannot be read: {reason_of(error)}") from error
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArbError(f"{path}:{number}: not a JSON object: {error}") from error
         if not isinstance(record, dict):
             raise ArbError(f"{path}:{number}: not a JSON object")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -210,11 +209,11 @@ def _baselines(run: RunDirectory) -> dict[str, float]:
     """Return what simple predictors reach, from the result of a finished run."""
     if not run.result_file.exists():
         return {}
+    result = run.result()
     try:
-        result = json.loads(run.result_file.read_text(encoding="utf-8"))
         return {name.replace("_", " "): float(result[name]) for name in result["baselines"]}
-    except (OSError, ValueError, KeyError) as error:
-        raise ArbError(f"{run.result_file}: cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArbError(f"{run.result_file}: the file is damaged: {error!r}") from error
 
 
 def _label(runs: Sequence[RunDirectory], metric: str) -> str:

@@ -14,6 +14,9 @@ from typing import Any, Final, Protocol, TextIO
 
 from attrs import define, field
 
+from arb_ternary.errors import ArbError
+from arb_ternary_train.directory import check_regular, reason_of
+
 #: Seconds between lines on the progress of an evaluation.
 _EVALUATION_LINES: Final = 5.0
 
@@ -50,11 +53,19 @@ def describe(metrics: Mapping[str, Any]) -> str:
 
 
 class LogFile:
-    """Appends lines with the time to a file that a kill cannot leave unreadable."""
+    """Appends lines with the time to a file that a kill cannot leave unreadable.
+
+    Raises:
+        ArbError: it is not a file, or the system refuses.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        check_regular(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ArbError(f"{path}: cannot be opened: {reason_of(error)}") from error
 
     def line(self, text: str) -> None:
         """Write one line."""

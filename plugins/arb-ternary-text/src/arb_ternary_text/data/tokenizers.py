@@ -300,6 +300,8 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
         DataError: ``state`` is not of a tokenizer, or its fields are not those of its kind.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
+    if not isinstance(state, Mapping):
+        raise DataError("tokenizer.json: not a JSON object")
     if state.get("kind") == "padded":
         return _padded(state)
     kinds: dict[str, tuple[type[Any], str | None, type]] = {
@@ -312,7 +314,7 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
     kind = state.get("kind")
     if kind not in kinds:
         raise DataError(
-            f"tokenizer: kind must be one of {', '.join(kinds)} and padded, not {kind!r}"
+            f"tokenizer.json: kind must be one of {', '.join(kinds)} and padded, not {kind!r}"
         )
     make, name, type_ = kinds[kind]
     fields = {key: value for key, value in state.items() if key != "kind"}
@@ -320,11 +322,11 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
     if sorted(fields) != expected or not all(isinstance(value, type_) for value in fields.values()):
         holds = f"one field, {name} ({type_.__name__})" if name else "no further field"
         given = ", ".join(sorted(fields)) or "none"
-        raise DataError(f"tokenizer: kind {kind} has {holds}; these were given: {given}")
+        raise DataError(f"tokenizer.json: kind {kind} has {holds}; these were given: {given}")
     try:
         return _ready(make(**fields))
     except ValueError as error:
-        raise DataError(f"tokenizer: kind {kind}: {error}") from error
+        raise DataError(f"tokenizer.json: kind {kind}: {error}") from error
 
 
 def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str, Any]:
@@ -355,11 +357,11 @@ def _padded(state: Mapping[str, Any]) -> Tokenizer:
     size = state.get("vocabulary_size")
     if sorted(state) != ["kind", "tokenizer", "vocabulary_size"] or not isinstance(inner, Mapping):
         raise DataError(
-            "tokenizer: kind padded has two fields, tokenizer (an object) and vocabulary_size (int)"
+            "tokenizer.json: kind padded has two fields, tokenizer (an object) and vocabulary_size (int)"
         )
     if inner.get("kind") == "padded" or type(size) is not int:
         raise DataError(
-            "tokenizer: kind padded has a tokenizer of another kind, and a whole number of ids"
+            "tokenizer.json: kind padded has a tokenizer of another kind, and a whole number of ids"
         )
     return PaddedTokenizer(from_json(inner), size)
 
