@@ -20,6 +20,25 @@ def test_the_first_signal_is_noted_and_the_second_stops_at_once(number: signal.S
             os.kill(os.getpid(), number)
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_of_schedulers_ask_for_a_stop_again_and_again(number: signal.Signals) -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        assert stop.reason == number.name
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_handlers_that_were_there_are_put_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with StopRequest():

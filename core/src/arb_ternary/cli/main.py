@@ -11,6 +11,14 @@ import click
 from arb_ternary import API_VERSION, __version__
 from arb_ternary.cli.groups import RegistryGroup
 from arb_ternary.cli.options import plugin_files
+from arb_ternary.cli.streams import (
+    READER_HAS_GONE,
+    describe_failure,
+    discard_output,
+    flush_output,
+    prepare_streams,
+    reader_has_gone,
+)
 from arb_ternary.errors import ArbError, Interrupted, render
 
 _INTERFACE = ".".join(map(str, API_VERSION))
@@ -32,13 +40,28 @@ def arb() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``arb`` and return its exit code.
 
-    0: ok, 1: failure, 2: usage or config, 3: environment, 130: interrupted.
+    0: ok, 1: failure, 2: usage or config, 3: environment, 130: interrupted, 141: whoever read the
+    output has gone.
 
     Args:
         arguments: the command line without the name of the program; that of ``sys.argv`` if None.
     """
     try:
+        prepare_streams()
         result: Any = arb.main(arguments, prog_name="arb", standalone_mode=False)
+        flush_output()
+    except BrokenPipeError:
+        discard_output()
+        return READER_HAS_GONE
+    except SystemExit:
+        # click makes exit code 1 of a broken pipe.
+        if reader_has_gone():
+            return READER_HAS_GONE
+        raise
+    except OSError as error:
+        click.echo(f"error: {describe_failure(error)}", err=True)
+        discard_output()
+        return ArbError.exit_code
     except ArbError as error:
         click.echo(render(error), err=True)
         return error.exit_code

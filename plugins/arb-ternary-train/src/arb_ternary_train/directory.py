@@ -189,9 +189,8 @@ class RunDirectory:
         Raises:
             ArbError: a file is damaged.
         """
-        return {
-            name: _read_any_json(self.attachment_file(name)) for name in self.record()["attachments"]
-        }
+        names = self.record()["attachments"]
+        return {name: _read_any_json(self.attachment_file(name)) for name in names}
 
     def create(
         self,

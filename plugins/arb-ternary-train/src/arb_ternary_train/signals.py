@@ -1,4 +1,8 @@
-"""SIGINT and SIGTERM ask a run to stop after it has saved a checkpoint; a second one stops it."""
+"""Signals that ask a run to stop after it has saved a checkpoint.
+
+SIGINT and SIGTERM, of which a second one stops the run at once, and those that schedulers of
+clusters send before they take a machine away: SIGHUP, SIGUSR1 and SIGUSR2.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,20 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_AT_ONCE: Final = (signal.SIGINT, signal.SIGTERM)
+#: Windows has none of the others.
+_OTHERS: Final = ("SIGHUP", "SIGUSR1", "SIGUSR2")
+_SIGNALS: Final = (
+    *_AT_ONCE,
+    *(signal.Signals[name] for name in _OTHERS if name in signal.Signals.__members__),
+)
 
 
 class StopRequest:
-    """Notes the first signal within a ``with`` block; a second one raises KeyboardInterrupt.
+    """Notes the first signal within a ``with`` block.
+
+    A second SIGINT or SIGTERM raises KeyboardInterrupt. A signal that is ignored, as SIGHUP is
+    under ``nohup``, stays ignored.
 
     Python cannot install handlers outside the main thread; :meth:`set` still works there.
     """
@@ -36,7 +49,9 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -50,6 +65,6 @@ class StopRequest:
         self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested and number in _AT_ONCE:
             raise KeyboardInterrupt
-        self.set(signal.Signals(number).name)
+        self.set(self.reason or signal.Signals(number).name)
