@@ -6,6 +6,7 @@ import json
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_vision.cli.images import read_images
 from arb_ternary_vision.figures import draw_confusion, draw_sheet, save_figure, to_bytes
 from arb_ternary_vision.predictions import Predictions, class_names, classify_batches
 
@@ -215,6 +217,28 @@ def test_classify_files(runs, tmp_path):
     first, second = (out.splitlines()[-1].split() for _, out, _ in results)
     assert first[1:] == second[1:]
     assert first[1] in "0123456789"
+
+
+def test_files_to_classify_get_the_background_of_the_data(tmp_path):
+    pixels = np.zeros((8, 8, 4), dtype=np.uint8)
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in (1, 2):
+            Image.fromarray(pixels).save(tmp_path / "data" / name / f"{number}.png")
+    images = {"name": "images", "path": str(tmp_path / "data"), "background": "#ff0000"}
+    file = tmp_path / "data" / "a" / "1.png"
+    for data, expected in (
+        (images, [1.0, -1.0, -1.0]),
+        ({"name": "captioned", "images": images}, [1.0, -1.0, -1.0]),
+        ({"name": "digits"}, [1.0, 1.0, 1.0]),
+    ):
+        options = {key: value for key, value in data.items() if key != "name"}
+        run = SimpleNamespace(
+            config=SimpleNamespace(data=make_choice("data", data["name"], options)),
+            directory=SimpleNamespace(attachments=lambda: {"image_shape": (3, 8, 8)}),
+        )
+        read = read_images(run, (file,), invert=False).data
+        assert read[0, :, 0, 0].tolist() == expected
 
 
 def test_classify_refuses_conflicting_options(runs, tmp_path):

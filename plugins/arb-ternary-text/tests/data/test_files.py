@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,6 +34,48 @@ def test_a_file_is_read_to_the_byte(corpus):
 
 def test_a_folder_reads_its_txt_files_in_the_order_of_names(corpus):
     assert _text("corpus") == "first\r\nsecond"
+
+
+def test_suffixes_of_a_folder_are_compared_without_case(corpus):
+    (corpus / "B.TXT").write_bytes(b"upper\n")
+    (corpus / "c.Txt").write_bytes(b"mixed\n")
+    assert _text("corpus") == "upper\nfirst\r\nsecond\nmixed\n"
+
+
+def test_files_of_a_folder_that_begin_with_a_dot_are_left_out(corpus):
+    (corpus / "._a.txt").write_bytes(b"\0\5\x16\7 of another system")
+    (corpus / ".secret.txt").write_bytes(b"secret\n")
+    (corpus / ".txt").write_bytes(b"no name\n")
+    assert _text("corpus") == "first\r\nsecond"
+    for name in ("a.txt", "b.txt"):
+        (corpus / name).unlink()
+    with pytest.raises(DataError, match=r"^corpus: the folder has no \.txt file"):
+        find_text_files("corpus")
+    assert _text("corpus/.secret.txt") == "secret\n"
+
+
+@pytest.fixture
+def log(caplog):
+    """Collect what the data sources log."""
+    caplog.set_level(logging.INFO, "arb_ternary.data")
+    return caplog
+
+
+def test_number_of_files_and_bytes_is_logged(corpus, log):
+    (corpus / "a.txt").write_bytes("é".encode() * 1000)
+    build(TextConfig(path="corpus"))
+    assert log.messages == ["text corpus: 2 files, 2,006 bytes"]
+    log.clear()
+    build(TextConfig(path="corpus/*.txt", validation="corpus/deep"))
+    assert log.messages == [
+        "text corpus/*.txt: 2 files, 2,006 bytes",
+        "text corpus/deep: 1 file, 6 bytes",
+    ]
+
+
+def test_nothing_is_logged_about_a_single_file(corpus, log):
+    build(TextConfig(path="corpus/a.txt", validation="corpus/b.txt"))
+    assert log.messages == []
 
 
 def test_a_pattern_reads_its_matches_in_the_order_of_names(corpus):
@@ -132,6 +176,61 @@ def test_text_that_is_not_utf_8_names_the_file_and_the_byte(corpus):
         build(TextConfig(path="corpus"))
     assert caught.value.what == "corpus/b.txt: not UTF-8: 0xff at byte offset 3: invalid start byte"
     assert "iconv" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "named"),
+    [
+        ("naïve\n", "utf-16", "UTF-16"),
+        ("plain\n", "utf-16", "UTF-16"),
+        ("naïve\n", "utf-16-le", "UTF-16LE"),
+        ("naïve\n", "utf-16-be", "UTF-16BE"),
+        ("plain\n", "utf-16-le", "UTF-16LE"),
+        ("plain\n", "utf-16-be", "UTF-16BE"),
+        ("plain\n", "utf-32", "UTF-32"),
+        ("A “naïve” café for 5 €\n", "cp1252", "Windows-1252"),
+        ("Größe, Übermaß, façade\r\n", "latin-1", "Windows-1252"),
+    ],
+)
+def test_text_that_is_not_utf_8_names_the_encoding(corpus, text, encoding, named):
+    (corpus / "b.txt").write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match=r"^corpus/b\.txt: not UTF-8") as caught:
+        build(TextConfig(path="corpus"))
+    assert caught.value.hint == (
+        f"It seems to be {named}. Convert it first: iconv -f {named} -t UTF-8 corpus/b.txt > "
+        "OTHER.txt"
+    )
+
+
+def test_big_endian_text_with_a_mark_names_the_encoding(corpus):
+    (corpus / "b.txt").write_bytes(b"\xfe\xff" + "plain\n".encode("utf-16-be"))
+    with pytest.raises(DataError) as caught:
+        build(TextConfig(path="corpus"))
+    assert "It seems to be UTF-16. " in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Съешь же ещё этих мягких французских булок\n".encode("cp1251"),
+        "いろはにほへと".encode("shift_jis"),
+        b"\x81\x8d\x8f undefined in Windows-1252",
+        b"\x89PNG\r\n\x1a\n and no text",
+        "né".encode() + b" is damaged \xff here",
+    ],
+    ids=["cyrillic", "japanese", "undefined", "binary", "damaged"],
+)
+def test_other_encodings_are_not_named(corpus, content):
+    (corpus / "b.txt").write_bytes(content)
+    with pytest.raises(DataError, match=r"^corpus/b\.txt: not UTF-8") as caught:
+        build(TextConfig(path="corpus"))
+    assert "seems" not in caught.value.hint
+
+
+@pytest.mark.parametrize("content", [b"\0", b"a\0bc", b"abc\0def\0", b"\0\0\0\0"])
+def test_text_with_nuls_is_read(corpus, content):
+    (corpus / "b.txt").write_bytes(content)
+    assert _text("corpus/b.txt") == content.decode()
 
 
 def test_a_character_cut_in_two_at_the_end_of_a_file_is_named(corpus):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -172,3 +175,177 @@ def test_classes_that_are_too_small_are_refused(tmp_path):
         save(tmp_path / "small" / name / "1.png", np.zeros((2, 2)))
     with pytest.raises(DataError, match=r"no class has enough samples to hold out 0\.1"):
         source(path=str(tmp_path / "small"))
+
+
+def chunk(name, content):
+    checksum = zlib.crc32(name + content)
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
+
+
+def write_png(path, samples_HWC, depth, colour_type, *others):
+    """Write a PNG file without pillow.
+
+    Args:
+        path: the file; folders are made.
+        samples_HWC: samples of ``depth`` bits, 8 or 16.
+        depth: bits per sample.
+        colour_type: 0 grey, 2 colour, 3 palette, 4 grey and alpha, 6 colour and alpha.
+        *others: chunks between the header and the samples.
+    """
+    height, width, _ = samples_HWC.shape
+    rows = samples_HWC.astype(">u2" if depth == 16 else "u1").reshape(height, -1)
+    filtered = b"".join(b"\0" + row.tobytes() for row in rows)
+    header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + b"".join(others)
+        + chunk(b"IDAT", zlib.compress(filtered))
+        + chunk(b"IEND", b"")
+    )
+
+
+def pngs(tmp_path, *written):
+    """Write four files in two classes; return the folder."""
+    for name in ("a", "b"):
+        for number in (1, 2):
+            write_png(tmp_path / "pngs" / name / f"{number}.png", *written)
+    return str(tmp_path / "pngs")
+
+
+#: A 16 x 16 picture with every alpha once, of one colour.
+EVERY_ALPHA = np.empty((16, 16, 4), dtype=np.uint8)
+EVERY_ALPHA[..., :3] = (200, 100, 50)
+EVERY_ALPHA[..., 3] = np.arange(256).reshape(16, 16)
+
+
+@pytest.mark.parametrize(
+    ("background", "behind"),
+    [
+        ({}, (255, 255, 255)),
+        ({"background": "white"}, (255, 255, 255)),
+        ({"background": "black"}, (0, 0, 0)),
+        ({"background": "#0a64C8"}, (10, 100, 200)),
+    ],
+)
+def test_transparency_is_composited_on_the_background(tmp_path, background, behind):
+    path = pngs(tmp_path, EVERY_ALPHA, 8, 6)
+    found = source(path=path, validation_fraction=0.5, **background)
+    alpha = EVERY_ALPHA[..., 3:] / 255
+    expected = alpha * EVERY_ALPHA[..., :3] + (1 - alpha) * np.array(behind)
+    # Rounded to the nearest.
+    assert np.abs(found.train.data[0] - expected.transpose(2, 0, 1)).max() <= 0.51
+
+
+#: A pixel that is transparent and one that is not, in every way that a PNG file can state it.
+TRANSPARENT = {
+    "colour and alpha": ([[[0, 0, 0, 0], [90, 90, 90, 255]]], 8, 6),
+    "grey and alpha": ([[[0, 0], [90, 255]]], 8, 4),
+    "one colour": ([[[1, 2, 3], [90, 90, 90]]], 8, 2, chunk(b"tRNS", struct.pack(">3H", 1, 2, 3))),
+    "one grey": ([[[7], [90]]], 8, 0, chunk(b"tRNS", struct.pack(">H", 7))),
+    "palette": (
+        [[[0], [1]]],
+        8,
+        3,
+        chunk(b"PLTE", bytes([0, 0, 0, 90, 90, 90])),
+        chunk(b"tRNS", b"\0"),
+    ),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("written", TRANSPARENT.values(), ids=TRANSPARENT)
+def test_transparent_pixels_have_the_background(tmp_path, written, channels):
+    samples, *how = written
+    path = pngs(tmp_path, np.array(samples), *how)
+    found = source(path=path, channels=channels, validation_fraction=0.5)
+    assert found.train.data[0].tolist() == [[[255, 90]]] * channels
+    found = source(path=path, channels=channels, validation_fraction=0.5, background="#030303")
+    assert found.train.data[0].tolist() == [[[3, 90]]] * channels
+
+
+def test_icons_with_black_under_the_transparency_differ(tmp_path):
+    for name in ("dot", "line"):
+        for number in (1, 2):
+            icon = np.zeros((8, 8, 4))
+            icon[(slice(3, 5) if name == "dot" else slice(0, 8)), 3:5, 3] = 255
+            write_png(tmp_path / "icons" / name / f"{number}.png", icon, 8, 6)
+    found = source(path=str(tmp_path / "icons"), channels=1, validation_fraction=0.5)
+    black = (found.train.data == 0).reshape(2, -1).sum(axis=1)
+    assert dict(zip(found.train.extras["labels"].tolist(), black, strict=True)) == {0: 4, 1: 16}
+
+
+@pytest.mark.parametrize("colour_type", [4, 6])
+def test_opaque_alpha_changes_no_byte(tmp_path, colour_type):
+    generator = np.random.default_rng(0)
+    samples = generator.integers(0, 256, (16, 16, colour_type - 2), dtype=np.uint8)
+    samples[..., -1] = 255
+    path = pngs(tmp_path, samples, 8, colour_type)
+    found = source(path=path, validation_fraction=0.5, background="#123456").train.data[0]
+    opaque = samples[..., :-1].transpose(2, 0, 1)
+    assert np.array_equal(found, np.broadcast_to(opaque, (3, 16, 16)))
+
+
+def test_transparent_gif(tmp_path):
+    pixels = np.array([[0, 1]], dtype=np.uint8)
+    for name in ("a", "b"):
+        for number in (1, 2):
+            file = tmp_path / "gifs" / name / f"{number}.gif"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray(pixels, "P")
+            image.putpalette([0, 0, 0, 90, 90, 90])
+            image.save(file, transparency=0)
+    found = source(path=str(tmp_path / "gifs"), channels=1, validation_fraction=0.5)
+    assert found.train.data[0].tolist() == [[[255, 90]]]
+
+
+@pytest.mark.parametrize("wrong", ["red-ish", "#fff", "#12345g", "", 0, "white\n"])
+def test_background_is_a_colour(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="background"):
+        source(path=str(tmp_path), background=wrong)
+
+
+@pytest.mark.parametrize("colour_type", [2, 4, 6])
+@pytest.mark.parametrize("options", [{}, {"image_size": 2}])
+def test_png_of_16_bits_per_channel_is_refused(tmp_path, colour_type, options):
+    channels = {2: 3, 4: 2, 6: 4}[colour_type]
+    path = pngs(tmp_path, np.full((2, 2, channels), 40000), 16, colour_type)
+    with pytest.raises(DataError, match=r"a/1\.png: 16 bits per channel") as caught:
+        source(path=path, validation_fraction=0.5, **options)
+    assert caught.value.hint == "Convert it to 8 bits per channel."
+
+
+@pytest.mark.parametrize("suffix", ["ppm", "tif"])
+def test_other_formats_of_16_bits_per_channel_are_refused(tmp_path, suffix):
+    samples = np.full(12, 40000, dtype=">u2").tobytes()
+    # Tag, type (3 = 16-bit, 4 = 32-bit), number of values, and the value or where it is.
+    tags = [
+        (256, 4, 1, 2),  # width
+        (257, 4, 1, 2),  # height
+        (258, 3, 3, 122),  # bits per channel
+        (259, 3, 1, 1 << 16),  # not compressed
+        (262, 3, 1, 2 << 16),  # red, green, blue
+        (273, 4, 1, 128),  # where the samples are
+        (277, 3, 1, 3 << 16),  # channels
+        (278, 4, 1, 2),  # rows in the strip
+        (279, 4, 1, len(samples)),  # its size
+    ]
+    written = {
+        "ppm": b"P6 2 2 65535\n" + samples,
+        "tif": b"MM\0*"
+        + struct.pack(">IH", 8, len(tags))
+        + b"".join(struct.pack(">HHII", *tag) for tag in tags)
+        + struct.pack(">I", 0)
+        + struct.pack(">3H", 16, 16, 16)
+        + samples,
+    }
+    for name in ("a", "b"):
+        file = tmp_path / "deep" / name / f"1.{suffix}"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(written[suffix])
+    with Image.open(file) as opened:
+        assert opened.mode == "RGB"
+        assert opened.getpixel((0, 0)) == (156, 156, 156)  # 40000 / 257
+    with pytest.raises(DataError, match=rf"a/1\.{suffix}: 16 bits per channel"):
+        source(path=str(tmp_path / "deep"))

@@ -6,10 +6,12 @@ A new source of text reads its files into a :class:`Text` and passes it to :func
 
 from __future__ import annotations
 
+import codecs
 import glob
+import logging
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from numpy.typing import NDArray
@@ -26,6 +28,24 @@ from arb_ternary_text.data.tokenizers import (
     tokenizer_name,
 )
 
+#: The program's log, which the command line shows.
+_log: Final = logging.getLogger("arb_ternary.data")
+
+#: What a file begins with, and its encoding. UTF-32 comes first: its mark begins with that of
+#: UTF-16.
+_MARKS: Final = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+#: Characters of ASCII, and those of them that no text contains.
+_ASCII: Final = bytes(range(128))
+_CONTROLS: Final = bytes(set(range(32)) - set(b"\t\n\f\r"))
+#: Largest share of characters outside ASCII in a file that is taken for Windows-1252. Western
+#: languages stay below it; Cyrillic or Asian text in an encoding of its own does not.
+_WESTERN: Final = 0.3
+
 
 @attrs.frozen
 class TextConfig:
@@ -35,7 +55,8 @@ class TextConfig:
     """
 
     path: str = option(
-        help="a text file, a folder (its .txt files in the order of their names) or a glob pattern"
+        help="a text file, a folder (its .txt files in the order of their names, without those "
+        "whose names begin with a dot) or a glob pattern"
     )
     validation: str | None = option(None, "text for validation: a file, a folder or a glob pattern")
     validation_fraction: float | None = option(
@@ -88,6 +109,7 @@ def build(config: TextConfig) -> StreamSource:
     training_files = find_text_files(config.path)
     if config.validation is None:
         whole = read_text(training_files)
+        _log_files(config.path, training_files)
         fraction = config.validation_fraction or DEFAULT_FRACTION
         return split_source("text", whole, config.path, fraction, config.tokenizer)
 
@@ -100,17 +122,30 @@ def build(config: TextConfig) -> StreamSource:
             f"`path` is {config.path} and `validation` is {config.validation}; they must name "
             f"different files.",
         )
-    return text_source(
-        "text", read_text(training_files), read_text(validation_files), config.tokenizer
-    )
+    training = read_text(training_files)
+    validation = read_text(validation_files)
+    _log_files(config.path, training_files)
+    _log_files(config.validation, validation_files)
+    return text_source("text", training, validation, config.tokenizer)
+
+
+def _log_files(path: str, files: list[Path]) -> None:
+    """Log how many files and bytes were read from a folder or for a pattern."""
+    if files == [Path(path)]:
+        return
+    size = sum(file.stat().st_size for file in files)
+    noun = "file" if len(files) == 1 else "files"
+    _log.info("text %s: %d %s, %s bytes", path, len(files), noun, f"{size:,}")
 
 
 def find_text_files(path: str, suffix: str = ".txt") -> list[Path]:
     """Return the files that ``path`` names, in the order of their names.
 
+    Files of a folder whose names begin with a dot are left out.
+
     Args:
         path: a file, a folder or a glob pattern.
-        suffix: the suffix of the files of a folder that are read.
+        suffix: the suffix of the files of a folder that are read, in lower case.
 
     Raises:
         DataError: there is no such file.
@@ -119,7 +154,9 @@ def find_text_files(path: str, suffix: str = ".txt") -> list[Path]:
     if place.is_file():
         return [place]
     if place.is_dir():
-        files = sorted(file for file in place.iterdir() if file.suffix == suffix and file.is_file())
+        visible = [file for file in place.iterdir() if not file.name.startswith(".")]
+        named = [file for file in visible if file.suffix.lower() == suffix]
+        files = sorted(file for file in named if file.is_file())
         if not files:
             raise DataError(
                 f"{path}: the folder has no {suffix} file",
@@ -172,15 +209,73 @@ def read_utf8(path: Path) -> str:
         DataError: the file cannot be read, or is not UTF-8; the message has the byte offset.
     """
     try:
-        return path.read_bytes().decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: not UTF-8: 0x{error.object[error.start]:02x} at byte offset "
-            f"{error.start}: {error.reason}",
-            f"Convert it first, for example: iconv -f latin1 -t utf-8 {path}",
-        ) from error
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: the text cannot be read: {error.strerror}") from error
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: not UTF-8: 0x{content[error.start]:02x} at byte offset {error.start}: "
+            f"{error.reason}",
+            _conversion_hint(path, _seeming_utf_16(content) or _seeming_western(content, error)),
+        ) from error
+    # UTF-16 of ASCII characters is UTF-8, too, with a NUL after or before each character.
+    encoding = _seeming_utf_16(content)
+    if encoding is not None:
+        raise DataError(f"{path}: not UTF-8", _conversion_hint(path, encoding))
+    return text.removeprefix("\ufeff")
+
+
+def _conversion_hint(path: Path, encoding: str | None) -> str:
+    if encoding is None:
+        return f"Convert it first, for example: iconv -f latin1 -t utf-8 {path}"
+    return (
+        f"It seems to be {encoding}. Convert it first: iconv -f {encoding} -t UTF-8 {path} > "
+        "OTHER.txt"
+    )
+
+
+def _seeming_utf_16(content: bytes) -> str | None:
+    """Return the UTF-16 or UTF-32 that a text seems to be in, as ``iconv`` names it.
+
+    Without a mark, UTF-16 is recognised by the upper bytes of its characters: most of them are NUL,
+    and no lower byte is.
+    """
+    for mark, encoding in _MARKS:
+        if content.startswith(mark):
+            return encoding
+    if 0 not in content or len(content) < 2:
+        return None
+    first = content[::2]
+    second = content[1::2]
+    if 0 not in first and second.count(0) > len(second) / 2:
+        return "UTF-16LE"
+    if 0 not in second and first.count(0) > len(first) / 2:
+        return "UTF-16BE"
+    return None
+
+
+def _seeming_western(content: bytes, error: UnicodeDecodeError) -> str | None:
+    """Return ``Windows-1252`` if a text that is not UTF-8 seems to be in it.
+
+    Latin-1 is the same for text without control characters.
+
+    Args:
+        content: the bytes of the text.
+        error: where they are not UTF-8.
+    """
+    is_utf_8_before = not content[: error.start].isascii()
+    if is_utf_8_before or error.reason == "unexpected end of data":
+        return None
+    try:
+        content.decode("cp1252")
+    except UnicodeDecodeError:
+        return None
+    has_controls = len(content.translate(None, _CONTROLS)) < len(content)
+    foreign = len(content.translate(None, _ASCII))
+    is_western = not has_controls and foreign <= _WESTERN * len(content)
+    return "Windows-1252" if is_western else None
 
 
 def text_source(name: str, training: Text, validation: Text, tokenizer: str) -> StreamSource:

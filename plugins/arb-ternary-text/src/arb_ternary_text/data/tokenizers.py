@@ -357,7 +357,8 @@ def _padded(state: Mapping[str, Any]) -> Tokenizer:
     size = state.get("vocabulary_size")
     if sorted(state) != ["kind", "tokenizer", "vocabulary_size"] or not isinstance(inner, Mapping):
         raise DataError(
-            "tokenizer.json: kind padded has two fields, tokenizer (an object) and vocabulary_size (int)"
+            "tokenizer.json: kind padded has two fields, tokenizer (an object) and "
+            "vocabulary_size (int)"
         )
     if inner.get("kind") == "padded" or type(size) is not int:
         raise DataError(

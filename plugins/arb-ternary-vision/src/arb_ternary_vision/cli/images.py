@@ -13,6 +13,7 @@ from arb_ternary.errors import UsageProblem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from arb_ternary.config.choice import DataChoice
     from arb_ternary.protocols.data import Batch
     from arb_ternary_train.restore import TrainedRun
 
@@ -39,6 +40,8 @@ def check_invert(invert: bool, files: tuple[Path, ...]) -> None:
 def read_images(trained: TrainedRun, files: tuple[Path, ...], invert: bool) -> Batch:
     """Read ``files`` as images of the size that the run's data has; their labels are 0.
 
+    Transparent pixels get the background of the run's data, or white.
+
     Raises:
         UsageProblem: the run's data has no images.
         DataError: a file cannot be read.
@@ -57,13 +60,33 @@ def read_images(trained: TrainedRun, files: tuple[Path, ...], invert: bool) -> B
             "Leave out the files to use held-out samples of the data.",
         )
     channels, height, width = attached["image_shape"]
+    background = _background(trained.config.data)
     images = [
-        decode_image(file, (height, width), channels, fit="crop", max_pixels=MAX_PIXELS)
+        decode_image(
+            file,
+            (height, width),
+            channels,
+            fit="crop",
+            max_pixels=MAX_PIXELS,
+            background=background,
+        )
         for file in files
     ]
     data = torch.from_numpy(np.stack(images)).float().div_(127.5).sub_(1)
     labels = torch.zeros(len(files), dtype=torch.int64)
     return Batch(-data if invert else data, torch.arange(len(files)), {LABELS: labels})
+
+
+def _background(data: DataChoice) -> str:
+    """Return the colour behind transparent pixels of a run's images."""
+    from arb_ternary_vision.data.captioned import CaptionedConfig
+    from arb_ternary_vision.data.decode import BACKGROUND
+    from arb_ternary_vision.data.image_folder import ImagesConfig
+
+    options = data.options
+    if isinstance(options, CaptionedConfig):
+        options = options.images.options
+    return options.background if isinstance(options, ImagesConfig) else BACKGROUND
 
 
 def held_out_batches(trained: TrainedRun, count: int | None) -> Iterator[Batch]:

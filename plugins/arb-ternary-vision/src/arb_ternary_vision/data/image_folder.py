@@ -15,7 +15,15 @@ from arb_ternary_vision.data.class_folders import (
     list_class_folders,
     list_validation,
 )
-from arb_ternary_vision.data.decode import MAX_PIXELS, SUFFIXES, Fit, decode_image, size_of_image
+from arb_ternary_vision.data.decode import (
+    BACKGROUND,
+    MAX_PIXELS,
+    SUFFIXES,
+    Fit,
+    colour,
+    decode_image,
+    size_of_image,
+)
 from arb_ternary_vision.data.source import LABELS, LabelledSource, require_memory, split_source
 from arb_ternary_vision.sizes import pair, size
 
@@ -42,6 +50,11 @@ class ImagesConfig(ClassFoldersConfig):
         "how an image of another shape is changed: crop = cut off both sides, or stretch",
     )
     channels: Literal[1, 3] = option(3, "3 = colour, 1 = grey")
+    background: str = option(
+        BACKGROUND,
+        'colour behind transparent pixels: white, black, or hexadecimal as "#rrggbb"',
+        validator=colour,
+    )
     max_pixels: int = option(
         MAX_PIXELS,
         "largest image in a file, in pixels; larger ones are refused before they are decoded",
@@ -85,7 +98,12 @@ def _read(config: ImagesConfig, name: str, listed: ClassFolders) -> MemorySample
     images = np.empty(shape, dtype=np.uint8)
     for index, file in enumerate(listed.files):
         images[index] = decode_image(
-            file, (height, width), config.channels, fit=fit, max_pixels=config.max_pixels
+            file,
+            (height, width),
+            config.channels,
+            fit=fit,
+            max_pixels=config.max_pixels,
+            background=config.background,
         )
     labels = np.array(listed.labels, dtype=np.int64)
     return MemorySamples(name, images, {LABELS: labels}, levels=255)
