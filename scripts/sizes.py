@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[1]
 #: here, where a reviewer sees it.
 BUDGETS = {
     "core": 57,
-    "arb-ternary-train": 54.2,
+    "arb-ternary-train": 54.8,
     "arb-ternary-distributed": 24,
-    "arb-ternary-interchange": 42.6,
+    "arb-ternary-interchange": 49,
     "arb-ternary-manifests": 15.4,
-    "arb-ternary-text": 37,
+    "arb-ternary-text": 37.2,
     "arb-ternary-upcycle": 50.8,
     "arb-ternary-progressive": 38.4,
     "arb-ternary-orchestrator": 25.7,
@@ -38,7 +38,7 @@ BUDGETS = {
     "arb-ternary-gqc": 9.8,
     "arb-ternary-qat": 5.9,
     "arb-ternary-signgsd": 3.5,
-    "arb-ternary-vision": 19.3,
+    "arb-ternary-vision": 19.8,
     "arb-ternary-audio": 10.1,
     "arb-ternary-diffusion": 11.6,
     "arb-ternary-cpu": 15.2,
@@ -46,7 +46,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 566
+TOTAL = 574
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
