@@ -170,3 +170,8 @@ def count_tensors(entries: Mapping[str, StoredTensor]) -> dict[str, Any]:
 def tensor_row(name: str, shape: Sequence[int], kind: str, nbytes: int) -> dict[str, Any]:
     """Return an item of the list under ``tensors`` of ``Importer.inspect``."""
     return {"name": name, "shape": list(shape), "type": kind, "bytes": nbytes}
+
+
+def printable(text: str) -> str:
+    """Return ``text`` as a terminal can show it: escaped if a character cannot be printed."""
+    return text if text.isprintable() else repr(text)

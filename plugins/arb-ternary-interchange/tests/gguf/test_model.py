@@ -351,7 +351,6 @@ def test_equal_numbers_of_layers_are_one(make_decoder: Make, export: Export) -> 
 def test_what_has_no_place_in_the_decoder_is_noted(make_decoder: Make, export: Export) -> None:
     keys = {
         "llama.attention.sliding_window": u32(64),
-        "llama.rope.scaling.type": Scalar(Kind.STRING, "yarn"),
         "tokenizer.ggml.model": Scalar(Kind.STRING, "bert"),
     }
     path = rewritten(
@@ -362,7 +361,6 @@ def test_what_has_no_place_in_the_decoder_is_noted(make_decoder: Make, export: E
     assert GgufModel(GgufFile(path)).unmapped == (
         "tensor blk.1.attn_output.bias has no place in the decoder",
         "llama.attention.sliding_window is 64, which the decoder cannot do",
-        "llama.rope.scaling.type is 'yarn', which the decoder cannot do",
         "the tokenizer (tokenizer.ggml.model: 'bert') has no list of tokens that fits the model",
     )
 

@@ -152,6 +152,7 @@ def test_own_code_is_noted_and_not_run(path: Path) -> None:
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "'rope_scaling': 'factor' must be a number"),
         ({"rope_scaling": [1]}, "'rope_scaling' must be an object"),
+        ({"layer_types": ["linear_attention"]}, "'layer_types' must be full_attention or sliding"),
         ({"partial_rotary_factor": 0.5}, "the decoder rotates whole heads"),
         (
             {"quantization_config": {"quant_method": "gptq"}},

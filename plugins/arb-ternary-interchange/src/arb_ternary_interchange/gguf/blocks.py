@@ -25,6 +25,8 @@ from arb_ternary_interchange.gguf.tensor_types import (
     Q2_0,
     Q4_0,
     Q4_1,
+    Q4_K,
+    Q6_K,
     Q8_0,
     TQ1_0,
     TQ2_0,
@@ -134,6 +136,10 @@ def decode_floats(data: NDArray[np.uint8], kind: TensorType) -> NDArray[np.float
             return _decode_plain(np.ascontiguousarray(data), kind)
         if kind is Q8_0 or kind is Q4_1:
             return _decode_scaled(data, kind)
+        if kind is Q4_K:
+            return _decode_q4_k(data)
+        if kind is Q6_K:
+            return _decode_q6_k(data)
         codes, scale = decode_codes(data, kind)
         values = codes.reshape(len(data), -1, kind.block) * scale[..., None]
         return values.reshape(len(data), -1)
@@ -156,6 +162,48 @@ def _decode_scaled(data: NDArray[np.uint8], kind: TensorType) -> NDArray[np.floa
         return (stored[..., 2:].view(np.int8) * scale).reshape(rows, -1)
     least = _float16(stored[..., 2:4])
     return (_nibbles(stored[..., 4:]) * scale + least).reshape(rows, -1)
+
+
+def _decode_q4_k(data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Decode Q4_K: 8 groups of 32 weights of 4 bits, each with a scale and a minimum of 6 bits,
+    which are multiples of two float16 numbers of the block.
+    """
+    rows = len(data)
+    stored = data.reshape(rows, -1, Q4_K.size)
+    blocks = stored.shape[1]
+    # The first four groups have their six bits in a byte. Of the others the low four bits are in
+    # the last bytes, and the high two bits above those of the first four.
+    scale_bits, least_bits, low_bits = np.split(stored[..., 4:16], 3, axis=2)
+    scale_codes = np.concatenate(
+        [scale_bits & 63, low_bits & 15 | scale_bits >> 6 << 4], axis=2
+    ).astype(np.float32)
+    least_codes = np.concatenate(
+        [least_bits & 63, low_bits >> 4 | least_bits >> 6 << 4], axis=2
+    ).astype(np.float32)
+    scale = _float16(stored[..., :2]) * scale_codes
+    least = _float16(stored[..., 2:4]) * least_codes
+    # 32 bytes hold two groups: the first in their low bits, the second in their high bits.
+    packed = stored[..., 16:].reshape(rows, blocks, 4, 1, 32)
+    codes = np.concatenate([packed & 15, packed >> 4], axis=3).reshape(rows, blocks, 8, 32)
+    values: NDArray[np.float32] = codes * scale[..., None] - least[..., None]
+    return values.reshape(rows, -1)
+
+
+def _decode_q6_k(data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Decode Q6_K: 16 groups of 16 weights of 6 bits, minus 32, each group with a scale of 8 bits,
+    which is a multiple of the float16 number of the block.
+    """
+    rows = len(data)
+    stored = data.reshape(rows, -1, Q6_K.size)
+    blocks = stored.shape[1]
+    # Each half of a block has 64 bytes of low bits and 32 bytes of high bits for 128 weights.
+    low = stored[..., :128].reshape(rows, blocks, 2, 1, 64)
+    low_bits = np.concatenate([low & 15, low >> 4], axis=3).reshape(rows, blocks, 2, 4, 32)
+    high_bits = stored[..., 128:192].reshape(rows, blocks, 2, 1, 32) >> _TWO_BIT_SHIFTS[:, None] & 3
+    codes = (low_bits | high_bits << 4).view(np.int8) - np.int8(32)
+    scale = _float16(stored[..., 208:]) * stored[..., 192:208].view(np.int8).astype(np.float32)
+    values: NDArray[np.float32] = codes.reshape(rows, blocks, 16, 16) * scale[..., None]
+    return values.reshape(rows, -1)
 
 
 def _float16(stored: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from arb_ternary.errors import DataError
 from arb_ternary_interchange.decoder.published import ScaledTrits
 from arb_ternary_interchange.decoder.tensors import DecoderShape, is_bias
 from arb_ternary_interchange.gguf.decoding import GroupSize, is_ternary, read_tensor
+from arb_ternary_interchange.gguf.known_keys import unused_keys
 from arb_ternary_interchange.gguf.metadata import ArrayInFile
 from arb_ternary_interchange.gguf.model_keys import GROUP_SIZE
 from arb_ternary_interchange.gguf.reader import GgufFile, TensorInfo
@@ -31,15 +32,12 @@ from arb_ternary_interchange.gguf.vocabulary import read_vocabulary
 #: Activation of each architecture that is imported.
 ARCHITECTURES: Final = {"llama": "swiglu", "qwen3": "swiglu", "arcee": "relu2", "bitnet": "swiglu"}
 
-#: Keys under the architecture's name that ask for what the decoder cannot do, unless they have this
-#: value.
-_UNSUPPORTED: Final[dict[str, object]] = {
-    "attention.sliding_window": 0,
-    "attention.scale": 0.0,
-    "logit_scale": 1.0,
-    "residual_scale": 1.0,
-    "embedding_scale": 1.0,
-    "attention.causal": True,
+#: Keys under the architecture's name that make YaRN of any type of scaling, unless they have one of
+#: these values.
+_YARN: Final[dict[str, tuple[float, ...]]] = {
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 0.0),
 }
 
 _GROUP_SIZES: Final[dict[str, GroupSize]] = {
@@ -95,16 +93,7 @@ class GgufModel:
             for name in self._file.tensors
             if name not in known
         ]
-        for key, harmless in _UNSUPPORTED.items():
-            value = self._metadata.get(f"{self.architecture}.{key}", harmless)
-            if value != harmless:
-                shown = "a list" if isinstance(value, ArrayInFile) else value
-                notes.append(f"{self.architecture}.{key} is {shown}, which the decoder cannot do")
-        scaling = self._rope_scaling
-        if scaling not in ("none", "linear"):
-            notes.append(
-                f"{self.architecture}.rope.scaling.type is {scaling!r}, which the decoder cannot do"
-            )
+        notes += unused_keys(self._metadata, self.architecture, self.options["activation"])
         return (*notes, *self._vocabulary[1])
 
     def names(self) -> Collection[str]:
@@ -133,10 +122,6 @@ class GgufModel:
     @cached_property
     def _vocabulary(self) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
         return read_vocabulary(self._metadata, self.vocabulary_size)
-
-    @property
-    def _rope_scaling(self) -> str:
-        return str(self._key("rope.scaling.type", str, "none"))
 
     # --- keys
 
@@ -197,8 +182,9 @@ class GgufModel:
         group_size = self._group_size()
         if group_size is not None:
             options["group_size"] = group_size
-        if self._rope_scaling == "linear":
-            options["rotary_scaling"] = self._positive("rope.scaling.factor")
+        scaling = self._rotary_scaling()
+        if scaling != 1.0:
+            options["rotary_scaling"] = scaling
         if ROPE_FACTORS in self._file.tensors:
             options["rotary_factors"] = self._rotary_factors(head_dim // 2)
         return options
@@ -217,6 +203,37 @@ class GgufModel:
         if self.architecture == "bitnet" and written == "relu2":
             return "reglu2"
         return ARCHITECTURES[self.architecture]
+
+    def _rotary_scaling(self) -> float:
+        """Return the factor by which all planes of rotation turn slower.
+
+        As in llama.cpp, a factor without a type means linear scaling, ``rope.scale_linear`` is the
+        older key of the factor, and 0 stands for 1.
+
+        Raises:
+            DataError: the type is one that the decoder does not compute.
+        """
+        kind = self._key("rope.scaling.type", str, "linear")
+        if kind not in ("linear", "none"):
+            raise self._without_rotation("rope.scaling.type", repr(kind))
+        for key, neutral in _YARN.items():
+            value = self._key(key, float, neutral[0])
+            if value not in neutral:
+                raise self._without_rotation(key, str(value))
+        key = "rope.scaling.factor"
+        if f"{self.architecture}.{key}" not in self._metadata:
+            key = "rope.scale_linear"
+        if kind == "none" or self._key(key, float, 0.0) == 0:
+            return 1.0
+        return self._positive(key)
+
+    def _without_rotation(self, key: str, value: str) -> DataError:
+        """Return the error of a key that asks for a rotation that the decoder does not compute."""
+        return DataError(
+            f"{self._file.path}: {self.architecture}.{key} is {value}",
+            "The decoder computes no scaling and linear scaling. YaRN and longrope change with the "
+            "length of a sequence, or scale attention too.",
+        )
 
     # --- tensors
 

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from arb_ternary.errors import DataError
 from arb_ternary_interchange.gguf.cursor import Cursor
 from arb_ternary_interchange.gguf.metadata import Metadata
-from arb_ternary_interchange.gguf.tensor_types import FORK_Q2_0, Q2_0, TYPES, TensorType
+from arb_ternary_interchange.gguf.tensor_types import (
+    FORK_Q2_0,
+    I2_S_OF_FORK,
+    Q2_0,
+    TYPES,
+    TensorType,
+)
 from arb_ternary_interchange.gguf.values import Kind
 
 MAGIC: Final = b"GGUF"
@@ -169,6 +175,14 @@ def _read_info(cursor: Cursor, name: str) -> TensorInfo:
     if 0 in shape:
         raise cursor.fail(f"{what} has a dimension of 0: {shape}")
     number = cursor.u32(f"{what}: its type")
+    if number == I2_S_OF_FORK:
+        fault = cursor.fail(f"{what} is of type 36, which is I2_S of the fork bitnet.cpp")
+        raise DataError(
+            fault.what,
+            "llama.cpp does not read this type either. Convert the model with llama.cpp's own "
+            "ternary types: `llama-quantize MODEL-F16.gguf OUT.gguf TQ2_0` (or TQ1_0); or import "
+            "the Hugging Face folder that the file was made from.",
+        )
     if number not in TYPES:
         known = ", ".join(f"{kind.name} {kind.id}" for kind in TYPES.values())
         raise cursor.fail(f"{what} is of the unknown type {number}; known are {known}")

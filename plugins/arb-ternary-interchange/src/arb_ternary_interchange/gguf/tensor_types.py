@@ -33,6 +33,8 @@ F16: Final = TensorType(1, "F16", 1, 2)
 Q4_0: Final = TensorType(2, "Q4_0", 32, 18)
 Q4_1: Final = TensorType(3, "Q4_1", 32, 20)
 Q8_0: Final = TensorType(8, "Q8_0", 32, 34)
+Q4_K: Final = TensorType(12, "Q4_K", 256, 144)
+Q6_K: Final = TensorType(14, "Q6_K", 256, 210)
 BF16: Final = TensorType(30, "BF16", 1, 2)
 TQ1_0: Final = TensorType(34, "TQ1_0", 256, 54)
 TQ2_0: Final = TensorType(35, "TQ2_0", 256, 66)
@@ -46,7 +48,20 @@ FLOAT_TYPES: Final = (F32, F16, BF16)
 #: Types in which trits are written.
 TERNARY_TYPES: Final = (TQ2_0, TQ1_0, Q2_0, Q4_0)
 #: Types whose values are read.
-READABLE_TYPES: Final = (F32, F16, BF16, Q8_0, Q4_0, Q4_1, TQ1_0, TQ2_0, Q2_0, FORK_Q2_0)
+READABLE_TYPES: Final = (
+    F32,
+    F16,
+    BF16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q6_K,
+    TQ1_0,
+    TQ2_0,
+    Q2_0,
+    FORK_Q2_0,
+)
 
 # Types that are listed and measured, but not read. Q8_1 and Q8_K are types of activations, which no
 # file holds.
@@ -55,9 +70,7 @@ _OTHERS: Final = (
     TensorType(7, "Q5_1", 32, 24),
     TensorType(10, "Q2_K", 256, 84),
     TensorType(11, "Q3_K", 256, 110),
-    TensorType(12, "Q4_K", 256, 144),
     TensorType(13, "Q5_K", 256, 176),
-    TensorType(14, "Q6_K", 256, 210),
     TensorType(16, "IQ2_XXS", 256, 66),
     TensorType(17, "IQ2_XS", 256, 74),
     TensorType(18, "IQ3_XXS", 256, 98),
@@ -76,7 +89,10 @@ _OTHERS: Final = (
     TensorType(40, "NVFP4", 64, 36),
     TensorType(41, "Q1_0", 128, 18),
 )
-_KNOWN: Final = (F32, F16, Q4_0, Q4_1, Q8_0, BF16, TQ1_0, TQ2_0, Q2_0, *_OTHERS)
+_KNOWN: Final = (F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, BF16, TQ1_0, TQ2_0, Q2_0, *_OTHERS)
 
 #: Every known type by its number.
 TYPES: Final = {kind.id: kind for kind in _KNOWN}
+
+#: The number under which the fork bitnet.cpp writes its own type I2_S; llama.cpp has no such type.
+I2_S_OF_FORK: Final = 36

@@ -99,6 +99,12 @@ def read_vocabulary(metadata: Metadata, vocabulary_size: int) -> _Found:
     """
     model = metadata.get("tokenizer.ggml.model")
     tokens = _strings(metadata, "tokens", vocabulary_size)
+    listed = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(listed, ArrayInFile) and len(listed) > vocabulary_size:
+        return None, (
+            f"the tokenizer has {len(listed)} ids and the model {vocabulary_size}: the run reads "
+            f"ids; llama.cpp does not load such a file",
+        )
     if not tokens:
         return None, (
             f"the tokenizer (tokenizer.ggml.model: {model!r}) has no list of tokens that fits the "

@@ -18,7 +18,9 @@ from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor
 #: Largest index: that of a model of a hundred thousand tensors.
 _MAX_INDEX_BYTES: Final = 16 << 20
 #: What is downloaded: nothing that could be run.
-_PATTERNS: Final = ("*.safetensors", "*.json", "tokenizer.model")
+_PATTERNS: Final = ("*.safetensors", "*.json", "tokenizer.model", "merges.txt")
+#: Bytes of tensors that are compared at a time.
+_PIECE: Final = 1 << 20
 _PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")
 _ADDRESS: Final = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
@@ -29,9 +31,11 @@ class WeightFiles:
 
     Attributes:
         files: the safetensors file of each tensor.
+        paths: every file that was read, an index included.
     """
 
     files: Mapping[str, SafetensorsFile]
+    paths: tuple[Path, ...]
 
     @classmethod
     def open(cls, folder: Path) -> WeightFiles:
@@ -40,13 +44,15 @@ class WeightFiles:
         Raises:
             DataError: there are none, only pickled ones, or one is damaged.
         """
-        index = folder / INDEX_NAME
-        if index.is_file():
-            return cls(_indexed(index))
+        # As transformers does: the single file counts if both are there.
         single = folder / SINGLE_NAME
         if single.is_file():
             file = SafetensorsFile(single)
-            return cls(dict.fromkeys(file, file))
+            return cls(dict.fromkeys(file, file), (single,))
+        index = folder / INDEX_NAME
+        if index.is_file():
+            files = _indexed(index)
+            return cls(files, (index, *{file.path for file in files.values()}))
         raise _without_weights(folder)
 
     def entry(self, name: str) -> StoredTensor | None:
@@ -61,6 +67,25 @@ class WeightFiles:
     def read(self, name: str) -> Tensor:
         """Read a tensor from disk."""
         return self.files[name][name]
+
+    def are_equal(self, first: str, second: str) -> bool:
+        """Whether two tensors have the same dtype, shape and bytes; read piece by piece."""
+        one = self.files[first].entries[first]
+        other = self.files[second].entries[second]
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        paths = (self.files[first].path, self.files[second].path)
+        try:
+            with paths[0].open("rb") as left, paths[1].open("rb") as right:
+                left.seek(one.start)
+                right.seek(other.start)
+                for done in range(0, one.nbytes, _PIECE):
+                    size = min(_PIECE, one.nbytes - done)
+                    if left.read(size) != right.read(size):
+                        return False
+        except OSError as error:
+            raise DataError(f"{paths[0]}: cannot be read: {error.strerror}") from error
+        return True
 
 
 def _indexed(index: Path) -> dict[str, SafetensorsFile]:

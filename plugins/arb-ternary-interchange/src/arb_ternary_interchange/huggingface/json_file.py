@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from arb_ternary.errors import DataError
 
@@ -85,13 +85,28 @@ class Values:
     Attributes:
         where: the file, and the path to the object in it.
         found: the object.
+        looked_at: keys that one of the methods was asked for.
+        inner: objects in the object that were asked for, by key.
     """
 
     where: str
     found: Mapping[str, Any]
+    looked_at: set[str] = field(factory=set, eq=False, repr=False)
+    inner: dict[str, Values] = field(factory=dict, eq=False, repr=False)
 
     def __contains__(self, key: str) -> bool:
-        return self.found.get(key) is not None
+        return self._get(key) is not None
+
+    def unused(self) -> dict[str, Any]:
+        """Return what no method was asked for, except for null: values by key. A key of an inner
+        object is written ``outer.inner``.
+        """
+        nulls = {key for key, value in self.found.items() if value is None}
+        seen = self.looked_at | nulls
+        left = {key: value for key, value in self.found.items() if key not in seen}
+        for key, values in self.inner.items():
+            left |= {f"{key}.{name}": value for name, value in values.unused().items()}
+        return left
 
     def wrong(self, key: str, rule: str, hint: str = "") -> DataError:
         """Return the error of a value that breaks ``rule``, which completes "must be ..."."""
@@ -128,7 +143,7 @@ class Values:
 
     def words(self, key: str) -> tuple[str, ...] | None:
         """Return a list of strings; None if there is none."""
-        value = self.found.get(key)
+        value = self._get(key)
         if value is None:
             return None
         if not isinstance(value, list) or not all(type(word) is str for word in value):
@@ -137,7 +152,7 @@ class Values:
 
     def numbers(self, key: str, count: int, low: float, high: float) -> tuple[float, ...]:
         """Return a list of ``count`` numbers from ``low`` to ``high``."""
-        value = self.found.get(key)
+        value = self._get(key)
         rule = f"a list of {count} numbers from {low:g} to {high:g}"
         if not isinstance(value, list) or len(value) != count:
             raise self.wrong(key, rule)
@@ -147,15 +162,28 @@ class Values:
 
     def within(self, key: str) -> Values | None:
         """Return the object under a key; None if there is none."""
-        value = self.found.get(key)
+        value = self._get(key)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
-        return Values(f"{self.where}: {key!r}", value)
+        if key not in self.inner:
+            self.inner[key] = Values(f"{self.where}: {key!r}", value)
+        return self.inner[key]
+
+    def text(self, key: str) -> str | None:
+        """Return a string; None if there is none."""
+        value = self._get(key)
+        if value is not None and type(value) is not str:
+            raise self.wrong(key, "a string")
+        return value
+
+    def _get(self, key: str) -> Any:
+        self.looked_at.add(key)
+        return self.found.get(key)
 
     def _value(self, key: str, default: Any) -> Any:
-        value = self.found.get(key)
+        value = self._get(key)
         if value is None and default is not _MISSING:
             return default
         return value

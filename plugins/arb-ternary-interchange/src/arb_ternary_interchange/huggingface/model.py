@@ -16,10 +16,11 @@ from arb_ternary_interchange.decoder.published import ScaledTrits
 from arb_ternary_interchange.decoder.tensors import DecoderShape, is_linear
 from arb_ternary_interchange.huggingface.dense_ternary import absmean_trits, ternary_parts
 from arb_ternary_interchange.huggingface.folder import WeightFiles, model_folder
+from arb_ternary_interchange.huggingface.known import note_of, unknown_files
 from arb_ternary_interchange.huggingface.model_config import ModelConfig, read_model_config
 from arb_ternary_interchange.huggingface.packing import TRITS_PER_BYTE, unpack
 from arb_ternary_interchange.huggingface.tensors import HEAD, NAMES
-from arb_ternary_interchange.huggingface.tokenizer_files import read_tokenizer
+from arb_ternary_interchange.huggingface.tokenizer_files import FoundTokenizer, read_tokenizer
 
 #: The dtype of packed trits.
 PACKED: Final = "U8"
@@ -32,15 +33,13 @@ _FLOATS: Final = {
 }
 #: Rows that are looked at together.
 _ROWS: Final = 1024
-#: Tensors that a note names.
-_NAMED: Final = 5
 
 
 class HfModel:
     """A model folder of transformers as a :class:`.PublishedModel`.
 
     When it is built, everything that its files say of sizes has been checked, and no weight has
-    been read.
+    been read; only a head that ought to be the embedding has been compared with it.
 
     Attributes:
         folder: the folder.
@@ -55,9 +54,9 @@ class HfModel:
         self.folder = model_folder(source)
         self.config: ModelConfig = read_model_config(self.folder / "config.json")
         self.architecture: str = self.config.architecture
-        self.options: Mapping[str, Any] = self.config.options
         self.vocabulary_size: int = self.config.vocabulary_size
         self.weights = WeightFiles.open(self.folder)
+        self.options: Mapping[str, Any] = self._options()
         self._check_layers()
         shape = DecoderShape.from_options(self.architecture, self.options, self.vocabulary_size)
         self._shapes = dict(shape.tensors(biases=self.config.biases))
@@ -66,7 +65,7 @@ class HfModel:
 
     @cached_property
     def tokenizer(self) -> Mapping[str, Any] | None:
-        return read_tokenizer(self.folder)
+        return self._tokenizer.state
 
     @cached_property
     def unmapped(self) -> tuple[str, ...]:
@@ -76,13 +75,17 @@ class HfModel:
             used.add(name)
             if self._has_scale(path):
                 used.add(f"{name}_scale")
-        unused = [name for name in self.weights.files if name not in used]
-        if not unused:
-            return self.config.notes
-        shown = ", ".join(name[:120] for name in unused[:_NAMED])
-        more = f" and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""
-        note = f"Tensors that a {self.config.model_type} does not use: {shown}{more}."
-        return (*self.config.notes, note)
+        if self.options["tie_embeddings"]:
+            used.add(NAMES.name("head"))  # the same numbers as the embedding
+        tensors = [name for name in self.weights.files if name not in used]
+        files = unknown_files(self.folder, self.weights.paths)
+        return (
+            *self.config.notes,
+            *self._untied,
+            *note_of(f"Tensors that a {self.config.model_type} does not use", tensors),
+            *note_of("Files that are not used", files),
+            *self._tokenizer.notes,
+        )
 
     def names(self) -> Collection[str]:
         """Return the paths of all tensors."""
@@ -125,6 +128,28 @@ class HfModel:
         if found is None:
             return weight.float() * scale
         return evolve(found, scale=found.scale * scale)
+
+    @cached_property
+    def _tokenizer(self) -> FoundTokenizer:
+        return read_tokenizer(self.folder, self.config.model_type)
+
+    def _options(self) -> Mapping[str, Any]:
+        """Return the options of the decoder. A head that differs from the embedding is a head of
+        its own, whatever the config says; transformers takes it so too.
+        """
+        options = self.config.options
+        head = NAMES.name("head")
+        embedding = NAMES.name("embedding")
+        self._untied: tuple[str, ...] = ()
+        if not options["tie_embeddings"] or head not in self.weights.files:
+            return options
+        if embedding in self.weights.files and self.weights.are_equal(head, embedding):
+            return options
+        self._untied = (
+            f"'tie_word_embeddings' is true, and {head} differs from {embedding}: it is read as a "
+            f"head of its own.",
+        )
+        return {**options, "tie_embeddings": False}
 
     # --- checks
 

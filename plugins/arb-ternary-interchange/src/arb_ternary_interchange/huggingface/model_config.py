@@ -9,6 +9,12 @@ from typing import Any, Final
 from attrs import frozen
 
 from arb_ternary_interchange.huggingface.json_file import Values, read_object
+from arb_ternary_interchange.huggingface.known import (
+    HARMLESS_OF_CONFIG,
+    NEUTRAL_OF_CONFIG,
+    note_of,
+    unknown_keys,
+)
 from arb_ternary_interchange.huggingface.rotary_scaling import read_rotary
 
 # Bounds against numbers that no model has; allocations are also limited by the sizes of the files.
@@ -145,19 +151,26 @@ def read_model_config(path: Path) -> ModelConfig:
         "activations": "float" if quantization is None else "int8",
         **read_rotary(config, sizes["head_dim"], family.rope_theta),
     }
-    biases = family.bias is None or config.boolean("attention_bias", family.bias)
+    # Mistral's class has neither of the two keys.
+    biases = family.bias is None
+    if family.bias is not None and model_type != "mistral":
+        biases = config.boolean("attention_bias", family.bias)
     if biases:
         options["query_key_value_bias"] = True
     has_mlp_bias_key = model_type in {"llama", "arcee"}
+    vocabulary_size = config.integer("vocab_size", 1, _MAX_FEATURES)
+    hidden_biases = has_mlp_bias_key and config.boolean("mlp_bias", False)
+    unknown = unknown_keys(config.unused(), HARMLESS_OF_CONFIG, NEUTRAL_OF_CONFIG)
+    notes += note_of(f"Keys of config.json that a {model_type} does not use here", unknown)
     return ModelConfig(
         path=path,
         model_type=model_type,
         architecture=family.architecture,
         options=options,
-        vocabulary_size=config.integer("vocab_size", 1, _MAX_FEATURES),
+        vocabulary_size=vocabulary_size,
         biases=biases,
         output_bias=biases and family.bias is not None,
-        hidden_biases=has_mlp_bias_key and config.boolean("mlp_bias", False),
+        hidden_biases=hidden_biases,
         quantization=quantization,
         notes=tuple(notes),
     )
@@ -197,6 +210,9 @@ def _activation(config: Values, family: _Family) -> str:
 
 def _window(config: Values, model_type: str, family: _Family) -> int | None:
     """Return the positions that a position attends to; None = all before it."""
+    kinds = config.words("layer_types") or ()
+    if not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise config.wrong("layer_types", "full_attention or sliding_attention in every layer")
     if model_type.startswith("qwen"):
         if not config.boolean("use_sliding_window", False):
             return None

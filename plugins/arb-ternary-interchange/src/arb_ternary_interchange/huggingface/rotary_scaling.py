@@ -25,9 +25,14 @@ def read_rotary(config: Values, head_dim: int, default_base: float) -> dict[str,
     Raises:
         DataError: the scaling is of a type that the decoder does not compute.
     """
-    scaling = config.within("rope_parameters") or config.within("rope_scaling")
-    if scaling is None:
-        scaling = Values(config.where, {})
+    # As transformers does: 'rope_scaling' takes the place of 'rope_parameters', if it has any key.
+    older = config.within("rope_scaling")
+    newer = config.within("rope_parameters")
+    scaling = Values(config.where, {})
+    if older is not None and older.found:
+        scaling = older
+    elif newer is not None:
+        scaling = newer
     base = config.number("rope_theta", 1.0, _LARGEST, default_base)
     base = scaling.number("rope_theta", 1.0, _LARGEST, base)
     part = config.number("partial_rotary_factor", 0.0, 1.0, 1.0)
@@ -37,8 +42,10 @@ def read_rotary(config: Values, head_dim: int, default_base: float) -> dict[str,
             f"{config.where}: 'partial_rotary_factor' is {part:g}: the decoder rotates whole "
             f"heads, 1.0"
         )
+    # Only 'rope_type' counts if both are there.
+    has_older_type = "type" in scaling
     kind = scaling.word(
-        "rope_type" if "rope_type" in scaling else "type",
+        "type" if has_older_type and "rope_type" not in scaling else "rope_type",
         _TYPES,
         "default",
         "The decoder computes these; others change with the length of a sequence, or scale "

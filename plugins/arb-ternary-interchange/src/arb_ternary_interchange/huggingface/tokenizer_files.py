@@ -8,13 +8,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from arb_ternary.errors import ConfigError
-from arb_ternary_interchange.huggingface.json_file import read_bytes, read_text
+from attrs import evolve, frozen
+
+from arb_ternary.errors import ConfigError, DataError
+from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
+from arb_ternary_interchange.huggingface.added_tokens import (
+    SAVE_AGAIN,
+    TokenizerSettings,
+    read_settings,
+    with_added_tokens,
+)
+from arb_ternary_interchange.huggingface.json_file import read_bytes, read_object, read_text
+from arb_ternary_interchange.huggingface.known import note_of
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
+from arb_ternary_text.data.file_tokenizers import SentencePieceTokenizer
 
 _DEFINITION: Final = "tokenizer.json"
 _SENTENCEPIECE: Final = "tokenizer.model"
 _CONFIG: Final = "tokenizer_config.json"
+_VOCABULARY: Final = "vocab.json"
+_MERGES: Final = "merges.txt"
 #: Largest tokenizer file; those of vocabularies of 256,000 ids have 35 MB.
 _MAX_BYTES: Final = 128 << 20
 
@@ -23,6 +36,31 @@ _REASONS: Final = {
     "transformers is one",
     "ids": "the data is token ids whose tokenizer is not known here",
 }
+
+
+#: Classes of transformers that make a tokenizer of a vocabulary and merges: how they split a text
+#: (:data:`.PRE_TOKENIZERS`), and how they normalise it.
+_CLASSES: Final[Mapping[str, tuple[str, Mapping[str, str] | None]]] = {
+    "GPT2Tokenizer": ("gpt-2", None),
+    "Qwen2Tokenizer": ("qwen2", {"type": "NFC"}),
+}
+#: The class of a model type whose folder does not say.
+_CLASS_OF_MODEL: Final = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+#: The special token of these classes in the roles that no file gives a token.
+_DEFAULT_SPECIAL: Final = "<|endoftext|>"
+
+
+@frozen
+class FoundTokenizer:
+    """The tokenizer of a model folder.
+
+    Attributes:
+        state: the tokenizer as ``Tokenizer.to_json`` writes it; None if there is none.
+        notes: what its files hold and the tokenizer does not, one sentence each.
+    """
+
+    state: Mapping[str, Any] | None
+    notes: tuple[str, ...] = ()
 
 
 def byte_definition() -> dict[str, Any]:
@@ -74,24 +112,104 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
     (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def read_tokenizer(folder: Path) -> Mapping[str, Any] | None:
-    """Return the tokenizer of a model folder, as ``Tokenizer.to_json`` writes it; None if there is
-    none that is known.
+def read_tokenizer(folder: Path, model_type: str) -> FoundTokenizer:
+    """Read the tokenizer of a model folder: ``tokenizer.json``, ``tokenizer.model``, or
+    ``vocab.json`` with ``merges.txt``, and the tokens that other files add to it.
 
     Raises:
-        DataError: its file cannot be read, is too large, or is not UTF-8.
+        DataError: a file cannot be read, is too large, or is not UTF-8, or the files cannot be put
+            together as transformers does.
     """
+    settings = read_settings(folder)
     path = folder / _DEFINITION
     if path.is_file():
-        definition = read_text(path, _MAX_BYTES)
-        if _is_bytes(definition):
-            return {"kind": "bytes"}
-        return {"kind": "file", "definition": definition}
+        return _from_definition(path, settings)
+    others = [name for name in (_VOCABULARY, _MERGES) if (folder / name).is_file()]
     path = folder / _SENTENCEPIECE
     if path.is_file():
-        model = read_bytes(path, _MAX_BYTES)
-        return {"kind": "sentencepiece", "model": base64.b64encode(model).decode("ascii")}
-    return None
+        found = _from_sentencepiece(path, settings)
+    elif _VOCABULARY in others:
+        return _from_merges(folder / _VOCABULARY, settings, model_type)
+    else:
+        found = FoundTokenizer(None, settings.notes)
+    return evolve(found, notes=(*found.notes, *note_of("Files that are not used", others)))
+
+
+def _from_definition(path: Path, settings: TokenizerSettings) -> FoundTokenizer:
+    text = read_text(path, _MAX_BYTES)
+    if not settings.added and not any(settings.special.values()):
+        state = {"kind": "bytes"} if _is_bytes(text) else {"kind": "file", "definition": text}
+        return FoundTokenizer(state, settings.notes)
+    definition = read_object(path, _MAX_BYTES)
+    try:
+        has_changed, notes = with_added_tokens(definition, settings, path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: is not a file of the library tokenizers: {error!r}") from error
+    if has_changed:
+        text = json.dumps(definition, ensure_ascii=False)
+    return FoundTokenizer({"kind": "file", "definition": text}, (*settings.notes, *notes))
+
+
+def _from_sentencepiece(path: Path, settings: TokenizerSettings) -> FoundTokenizer:
+    content = read_bytes(path, _MAX_BYTES)
+    tokenizer = SentencePieceTokenizer.from_bytes(content)
+    # The library is needed only if there is something to compare.
+    pieces = tokenizer.vocabulary_size if settings.added else 0
+    further = [token for token in settings.added if token["id"] >= pieces]
+    if further:
+        text = further[0]["content"]
+        raise DataError(
+            f"{path}: has {pieces} pieces, and other files add {len(further)} "
+            f"tokens, of which {text[:120]!r} is the first",
+            f"Tokens cannot be added to a sentencepiece model here. {SAVE_AGAIN}",
+        )
+    return FoundTokenizer(tokenizer.to_json(), settings.notes)
+
+
+def _from_merges(path: Path, settings: TokenizerSettings, model_type: str) -> FoundTokenizer:
+    """Make a byte-level tokenizer of a vocabulary and the merges beside it."""
+    name = settings.class_name or _CLASS_OF_MODEL.get(model_type, "")
+    made = _CLASSES.get(name.removesuffix("Fast"))
+    if made is None:
+        raise DataError(
+            f"{path}: how the tokenizer {name or 'of a ' + model_type} splits a text is not known "
+            f"here; {' and '.join(_CLASSES)} are",
+            SAVE_AGAIN,
+        )
+    splitting, normalizer = made
+    vocabulary = read_object(path, _MAX_BYTES)
+    if sorted(map(str, vocabulary.values())) != sorted(map(str, range(len(vocabulary)))):
+        raise DataError(f"{path}: its ids are not the numbers from 0 to {len(vocabulary) - 1}")
+    merges = _read_merges(path.with_name(_MERGES), vocabulary)
+    pre_tokenizer = next(known.definition for known in PRE_TOKENIZERS if known.name == splitting)
+    decoder = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    definition = byte_level_bpe(vocabulary, merges, pre_tokenizer=pre_tokenizer, decoder=decoder)
+    definition["normalizer"] = normalizer
+    defaults = dict.fromkeys(("eos_token", "unk_token"), _DEFAULT_SPECIAL)
+    settings = evolve(settings, special={**defaults, **settings.special})
+    _, notes = with_added_tokens(definition, settings, path)
+    text = json.dumps(definition, ensure_ascii=False)
+    return FoundTokenizer({"kind": "file", "definition": text}, (*settings.notes, *notes))
+
+
+def _read_merges(path: Path, vocabulary: Mapping[str, Any]) -> list[list[str]]:
+    """Read a file of merges: two tokens per line, in the order in which they are merged."""
+    merges = []
+    for number, line in enumerate(read_text(path, _MAX_BYTES).split("\n"), start=1):
+        pair = line.split()
+        if not pair or line.startswith("#version"):
+            continue
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
+            raise DataError(
+                f"{path}: line {number}: is not two tokens of {_VOCABULARY} that make a third"
+            )
+        merges.append(pair)
+    return merges
 
 
 def _is_bytes(definition: str) -> bool:
