@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from arb_ternary.cli.main import main
+from arb_ternary_testing.fakes import RUN_RECORD
 from arb_ternary_train.directory import RunDirectory
 
 ORCHESTRATED = "phases:\n- name: standard\n  policy: {name: orchestrator}\n"
@@ -127,7 +128,7 @@ def run_with(
     folder: Path, decisions: Sequence[Mapping[str, Any]], steps: int, config: str = ORCHESTRATED
 ) -> Path:
     run = RunDirectory(folder / "story")
-    run.create(config, {"seed": 1}, {})
+    run.create(config, RUN_RECORD, {})
     lines = [{"event": "train", "step": step, "loss": 2.0} for step in range(1, steps + 1)]
     run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if decisions:

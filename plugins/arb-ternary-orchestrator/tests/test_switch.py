@@ -12,6 +12,7 @@ from arb_ternary.cli.main import main
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary_orchestrator.control import CONTROL_FILE
+from arb_ternary_testing.fakes import RUN_RECORD
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.loading import load_config
 
@@ -40,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def made(policy: str, name: str = "demo") -> Path:
     Path("config.yaml").write_text(CONFIG.replace("POLICY", policy))
     directory = RunDirectory(Path(name))
-    directory.create(dump_yaml(to_plain(load_config("config.yaml").config)), {"seed": 1}, {})
+    directory.create(dump_yaml(to_plain(load_config("config.yaml").config)), RUN_RECORD, {})
     return directory.path
 
 

@@ -5,21 +5,15 @@ from pathlib import Path
 import pytest
 
 from arb_ternary.errors import ArbError, UsageProblem
+from arb_ternary_testing.fakes import RUN_RECORD
 from arb_ternary_train.directory import RunDirectory
-
-RECORD = {
-    "seed": 1,
-    "backend": {"name": "torch"},
-    "data": {"name": "text"},
-    "threads": {"loops": {}},
-    "versions": {},
-    "vocabulary_size": 256,
-}
 
 
 def make(path: Path) -> RunDirectory:
     directory = RunDirectory(path)
-    directory.create("name: x\n", RECORD, {"tokenizer": {"kind": "bytes"}, "classes": ["0", "1"]})
+    directory.create(
+        "name: x\n", RUN_RECORD, {"tokenizer": {"kind": "bytes"}, "classes": ["0", "1"]}
+    )
     return directory
 
 

@@ -110,7 +110,15 @@ def test_find_stage_searches_earlier_runs(
     with pytest.raises(DataError, match="no complete stage teacher or prepared"):
         find_stage(context, None, ("prepared", "teacher"))
     for run, origin in ((first, None), (context.directory, str(first))):
-        RunDirectory(run).create("", {"init_from": origin}, {})
+        record = {
+            "init_from": origin,
+            "backend": {"name": "torch"},
+            "data": {"name": "text"},
+            "threads": {"loops": {}},
+            "versions": {},
+            "vocabulary_size": 256,
+        }
+        RunDirectory(run).create("", record, {})
     write_stage(first / "stages" / "teacher", model)
     assert find_stage(context, None, ("prepared", "teacher")).path == first / "stages" / "teacher"
     write_stage(first / "stages" / "prepared", model)

@@ -18,6 +18,7 @@ from arb_ternary_bench.quality.trials import STEP_TOKENS
 from arb_ternary_bench.studies import quality
 from arb_ternary_bench.studies.quality import QualityOptions
 from arb_ternary_bench.study import Session
+from arb_ternary_testing.fakes import RUN_RECORD
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import to_line
 
@@ -44,16 +45,6 @@ def float_recipe(
 @pytest.fixture
 def make_recipe() -> Callable[..., Recipe]:
     return float_recipe
-
-
-#: What a run records before it begins.
-RECORD = {
-    "backend": {"name": "torch"},
-    "data": {"name": "text"},
-    "threads": {"loops": {}},
-    "versions": {},
-    "vocabulary_size": 256,
-}
 
 
 @define(eq=False)
@@ -86,7 +77,7 @@ class FakeRun:
             return cls(directory, log, int(error.code or 0))
         run = RunDirectory(directory)
         if not run.exists():
-            run.create("", RECORD, {})
+            run.create("", RUN_RECORD, {})
         (run.checkpoints / "step-1").mkdir(exist_ok=True)
         (phase,) = values["phases"]
         tokens = phase["steps"] * (cls.step_tokens or phase["batch_size"] * phase["block_size"])

@@ -7,8 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
 from arb_ternary.plugins.discovery import GROUP
+
+#: The least that a run directory records: ``RunDirectory(path).create(config, RUN_RECORD, {})``.
+RUN_RECORD: Final[Mapping[str, Any]] = {
+    "seed": 1,
+    "backend": {"name": "torch"},
+    "data": {"name": "text", "fingerprint": None},
+    "threads": {"loops": {}, "last": None},
+    "versions": {},
+    "vocabulary_size": 256,
+}
 
 
 def install_fake_plugin(

@@ -19,7 +19,9 @@ from arb_ternary_upcycle.store import Store
 def make(path: Path, records: Sequence[Mapping[str, Any]], init_from: Path | None = None) -> Path:
     record = {
         "name": path.name,
+        "backend": {"name": "torch"},
         "data": {"name": "text", "fingerprint": None},
+        "threads": {"loops": {}, "last": None},
         "vocabulary_size": 256,
         "versions": {"arb-ternary-core": "0.1", "torch": "2"},
         "init_from": None if init_from is None else str(init_from),
