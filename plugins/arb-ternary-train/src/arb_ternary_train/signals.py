@@ -23,8 +23,8 @@ _SIGNALS: Final = (
 class StopRequest:
     """Notes the first signal within a ``with`` block.
 
-    A second SIGINT or SIGTERM raises KeyboardInterrupt. A signal that is ignored, as SIGHUP is
-    under ``nohup``, stays ignored.
+    A second SIGINT or SIGTERM raises KeyboardInterrupt. One of the other signals that is ignored,
+    as SIGHUP is under ``nohup``, stays ignored.
 
     Python cannot install handlers outside the main thread; :meth:`set` still works there.
     """
@@ -50,7 +50,8 @@ class StopRequest:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
+                ignored = signal.getsignal(number) is signal.SIG_IGN
+                if number in _AT_ONCE or not ignored:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
