@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,23 @@ def test_contradictions_are_faults_of_the_config(
     assert any(
         path in str(fault) and text in str(fault) for fault in str(caught.value).splitlines()
     ), str(caught.value)
+
+
+def test_a_bad_gradient_does_not_pass_a_wrapper_that_takes_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward = torch.Tensor.backward
+    calls = 0
+
+    def spoil(self: torch.Tensor, *arguments: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        backward(self * (math.inf if calls == 4 else 1.0), *arguments, **options)
+
+    monkeypatch.setattr(torch.Tensor, "backward", spoil)
+    files = run(config(tmp_path, NOWCASTING, FLOATS), tmp_path / "run")
+    events = [json.loads(line) for line in files["metrics.jsonl"].splitlines()]
+    assert [each["what"] for each in events if each["event"] == "skip"] == ["gradient"]
+    losses = [each["loss"] for each in events if each["event"] == "train"]
+    assert len(losses) == 10
+    assert all(isinstance(loss, float) for loss in losses)

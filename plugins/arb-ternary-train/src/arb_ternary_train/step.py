@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
-from torch import nn
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ArbError
-from arb_ternary.optim.protocol import StepOutcome, Wraps, as_outcome
+from arb_ternary.optim.protocol import StepOutcome, Wraps, as_outcome, inner_optimizers, may_refuse
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import reset_runtime_state
 from arb_ternary_train.loop_state import Outcome
 from arb_ternary_train.optim.joined import JoinedOptimizer
+from arb_ternary_train.update import gradient_norm
 
 if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
@@ -166,13 +166,17 @@ def train_step(loop: TrainingLoop) -> StepResult:
         clips = loop.clip_norm is not None
         if clips:
             scaler.unscale_(optimizer)
-        norm = gradient_norm(loop, clip_to=loop.clip_norm)
+        # A scaler looks itself for gradients that are not finite, does not call the optimizer, and
+        # lowers its scale. A wrapper that refuses gradients looks at each draw.
+        refuses = isinstance(optimizer, Wraps) and may_refuse(optimizer)
+        looks_itself = scaler.is_enabled() or refuses
+        norm = None
+        if clips or not looks_itself:
+            norm = gradient_norm(loop.model.parameters(), loop.clip_norm)
 
         # Step, but for a gradient that is not finite: it would reach every float parameter, and the
-        # next checkpoint. A scaler looks itself, does not call the optimizer, and lowers its scale;
-        # a wrapper looks at each draw.
-        finite = norm is None or math.isfinite(norm)
-        if finite or scaler.is_enabled() or isinstance(optimizer, Wraps):
+        # next checkpoint.
+        if looks_itself or norm is None or math.isfinite(norm):
             signals = loop.signals(math.fsum(in_flight.recent) / len(in_flight.recent))
             scale = scaler.get_scale()
             result = as_outcome(scaler.step(optimizer, **signals), optimizer)
@@ -205,22 +209,12 @@ def train_step(loop: TrainingLoop) -> StepResult:
     return StepResult(report, tuple(skips))
 
 
-def gradient_norm(loop: TrainingLoop, clip_to: float | None) -> float | None:
-    """Return the norm of all float gradients, and clip them; None if there is no gradient.
-
-    Without clipping the norm only says whether all gradients are finite.
-    """
-    parameters = [p for p in loop.model.parameters() if p.grad is not None]
-    if not parameters:
-        return None
-    if clip_to is not None:
-        return float(nn.utils.clip_grad_norm_(parameters, clip_to))
-    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-
-
 def skip_update(optimizer: Optimizer) -> StepOutcome:
     """Drop the gradients and votes of a step that ``optimizer`` is not called for."""
     if isinstance(optimizer, TernaryOptimizer | JoinedOptimizer):
         return optimizer.skip_update()
+    for each in inner_optimizers(optimizer):
+        if isinstance(each, TernaryOptimizer):
+            each.skip_update()
     optimizer.zero_grad()
     return StepOutcome(stepped=False, skipped=True)

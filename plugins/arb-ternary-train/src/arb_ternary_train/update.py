@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -101,10 +101,22 @@ def ternary_update(
         for term in terms[1:]:
             total = total + term
         total.backward()  # type: ignore[no-untyped-call]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if gradients and not is_finite(nn.utils.get_total_norm(gradients)):
+    norm = gradient_norm(p for group in optimizer.param_groups for p in group["params"])
+    if not is_finite(norm):
         return optimizer.skip_update()
     outcome = optimizer.step(loss_signal=signal, **settings)
     optimizer.zero_grad()
     return outcome
+
+
+def gradient_norm(parameters: Iterable[Tensor], clip_to: float | None = None) -> float | None:
+    """Return the norm of all float gradients, and clip them; None if there is no gradient.
+
+    Without clipping the norm says whether all gradients are finite.
+    """
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    if not trained:
+        return None
+    if clip_to is not None:
+        return float(nn.utils.clip_grad_norm_(trained, clip_to))
+    return float(nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]))
