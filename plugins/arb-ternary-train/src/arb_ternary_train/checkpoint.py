@@ -25,6 +25,7 @@ from torch import Tensor
 
 from arb_ternary.errors import CheckpointError
 from arb_ternary_train import checkpoint_format as fmt
+from arb_ternary_train.directory import reason_of
 from arb_ternary_train.durable import flush
 from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor, TensorParts
 
@@ -269,7 +270,7 @@ class CheckpointStore:
             self._point_to(path)
         except OSError as error:
             where = error.filename2 or error.filename or self.root
-            raise CheckpointError(f"{where}: cannot be written: {error.strerror}") from error
+            raise CheckpointError(f"{where}: cannot be written: {reason_of(error)}") from error
         self._prune()
 
     def _write(

@@ -23,6 +23,7 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import CheckpointError, ComponentError, DataError
+from arb_ternary_train.directory import reason_of
 from arb_ternary_train.durable import flush
 from arb_ternary_train.safetensors_file import SafetensorsFile, TensorParts, write_safetensors
 
@@ -277,9 +278,8 @@ def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> Verifie
 
 def unreadable(path: Path, error: OSError) -> UnreadableCheckpoint:
     """Return the error for a file that the system refuses to read."""
-    reason = error.strerror or type(error).__name__
     return UnreadableCheckpoint(
-        f"{path}: cannot be read: {reason}",
+        f"{path}: cannot be read: {reason_of(error)}",
         "The checkpoint may be whole. Make it readable, then repeat the command.",
     )
 

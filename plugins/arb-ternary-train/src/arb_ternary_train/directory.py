@@ -24,7 +24,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from attrs import frozen
 
@@ -65,13 +65,7 @@ def locked(folder: Path, problem: ArbError) -> Iterator[None]:
         # Not a POSIX system: there is no lock that a kill releases.
         yield
         return
-    lock = folder / ".lock"
-    check_regular(lock)
-    try:
-        file = lock.open("w")
-    except OSError as error:
-        raise ArbError(f"{lock}: cannot be opened: {reason_of(error)}") from error
-    with file:
+    with open_file(folder / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -95,6 +89,19 @@ def check_regular(path: Path) -> None:
         raise ArbError(f"{path}: cannot be opened: {reason_of(error)}") from error
     if not stat.S_ISREG(mode):
         raise ArbError(f"{path}: is not a file", "Move it away, then repeat the command.")
+
+
+def open_file(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Open a file of a run; ``options`` are those of ``Path.open``.
+
+    Raises:
+        ArbError: it is something else than a file, or the system refuses.
+    """
+    check_regular(path)
+    try:
+        return path.open(mode, **options)
+    except OSError as error:
+        raise ArbError(f"{path}: cannot be opened: {reason_of(error)}") from error
 
 
 def reason_of(error: OSError) -> str:

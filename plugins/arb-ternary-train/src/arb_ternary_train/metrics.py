@@ -13,10 +13,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import IO, Any, Final, Self
 
 from arb_ternary.errors import ArbError
-from arb_ternary_train.directory import check_regular, reason_of
+from arb_ternary_train.directory import check_regular, open_file, reason_of
 
 _FREE_SPACE: Final = "Free some space, then continue with --resume."
 
@@ -63,15 +63,14 @@ class MetricsWriter:
             ArbError: it is not a file, or the system refuses.
         """
         self.path = path
-        check_regular(path)
+        self._file: IO[bytes] = open_file(path, "a+b", buffering=0)
         try:
-            self._file: BinaryIO = path.open("a+b", buffering=0)
             if resume_at is not None:
                 self._cut(resume_at, resume_step or 0)
             else:
                 self._cut_torn_line()
         except OSError as error:
-            raise ArbError(f"{path}: cannot be opened: {reason_of(error)}") from error
+            raise ArbError(f"{path}: cannot be cut: {reason_of(error)}") from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record.

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TextIO
 from attrs import define, field
 
 from arb_ternary.errors import ArbError
-from arb_ternary_train.directory import check_regular, reason_of
+from arb_ternary_train.directory import open_file, reason_of
 
 #: Seconds between lines on the progress of an evaluation.
 _EVALUATION_LINES: Final = 5.0
@@ -60,12 +60,11 @@ class LogFile:
     """
 
     def __init__(self, path: Path) -> None:
-        check_regular(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
-            raise ArbError(f"{path}: cannot be opened: {reason_of(error)}") from error
+            raise ArbError(f"{path.parent}: cannot be made: {reason_of(error)}") from error
+        self._file = open_file(path, "a", encoding="utf-8", buffering=1)
 
     def line(self, text: str) -> None:
         """Write one line."""
