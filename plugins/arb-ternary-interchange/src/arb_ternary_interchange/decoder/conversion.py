@@ -21,7 +21,7 @@ from arb_ternary_interchange.decoder.tensors import ENDS, DecoderShape, is_bias
 from arb_ternary_interchange.fine_tuning import data_section
 from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.protocols import ImportedModel
-from arb_ternary_text.data.tokenizers import PaddedTokenizer, from_json, padded_to
+from arb_ternary_text.data.tokenizers import padded_to
 from arb_ternary_text.models.architectures import PRESETS, preset_of
 from arb_ternary_text.models.config import MAX_SCALE_EXPONENT, DecoderConfig
 
@@ -110,7 +110,7 @@ class _Conversion:
         self.options |= self._holding_options()
         self._decoder_config()
         size = self.published.vocabulary_size
-        tokenizer = self._tokenizer()
+        tokenizer = padded_to(self.published.tokenizer, size)
         placement = Placement(tuple(self.matrices), self.vectors, self.eps, self.factors)
         return ImportedModel(
             model={"name": "decoder", **self.options},
@@ -120,30 +120,6 @@ class _Conversion:
             notes=tuple(self.notes),
             data=data_section(tokenizer, size),
         )
-
-    def _tokenizer(self) -> dict[str, Any]:
-        """Return the state of the tokenizer, with as many ids as the model.
-
-        Raises:
-            DataError: it has more ids than the model.
-        """
-        size = self.published.vocabulary_size
-        state = self.published.tokenizer
-        if state is None:
-            return padded_to(None, size)
-        tokenizer = from_json(state)
-        ids = tokenizer.vocabulary_size
-        if ids > size:
-            raise DataError(
-                f"tokenizer: it has {ids} ids, but the model {size}",
-                f"Give the model a row for each, where transformers is installed: "
-                f"`model.resize_token_embeddings({ids})` and `model.save_pretrained(folder)`; or "
-                f"take the {ids - size} last tokens out of the tokenizer's files; or move these "
-                f"files out of the folder, and the run reads ids.",
-            )
-        if ids < size:
-            tokenizer = PaddedTokenizer(tokenizer, size)
-        return tokenizer.to_json()
 
     # --- what the published model has
 

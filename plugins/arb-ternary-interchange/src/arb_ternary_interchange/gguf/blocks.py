@@ -174,14 +174,12 @@ def _decode_q4_k(data: NDArray[np.uint8]) -> NDArray[np.float32]:
     # The first four groups have their six bits in a byte. Of the others the low four bits are in
     # the last bytes, and the high two bits above those of the first four.
     scale_bits, least_bits, low_bits = np.split(stored[..., 4:16], 3, axis=2)
-    scale_codes = np.concatenate(
-        [scale_bits & 63, low_bits & 15 | scale_bits >> 6 << 4], axis=2
-    ).astype(np.float32)
-    least_codes = np.concatenate(
-        [least_bits & 63, low_bits >> 4 | least_bits >> 6 << 4], axis=2
-    ).astype(np.float32)
-    scale = _float16(stored[..., :2]) * scale_codes
-    least = _float16(stored[..., 2:4]) * least_codes
+    last_scales = (low_bits & 15) | (scale_bits >> 6 << 4)
+    last_leasts = (low_bits >> 4) | (least_bits >> 6 << 4)
+    scale_codes = np.concatenate([scale_bits & 63, last_scales], axis=2)
+    least_codes = np.concatenate([least_bits & 63, last_leasts], axis=2)
+    scale = _float16(stored[..., :2]) * scale_codes.astype(np.float32)
+    least = _float16(stored[..., 2:4]) * least_codes.astype(np.float32)
     # 32 bytes hold two groups: the first in their low bits, the second in their high bits.
     packed = stored[..., 16:].reshape(rows, blocks, 4, 1, 32)
     codes = np.concatenate([packed & 15, packed >> 4], axis=3).reshape(rows, blocks, 8, 32)
@@ -198,10 +196,13 @@ def _decode_q6_k(data: NDArray[np.uint8]) -> NDArray[np.float32]:
     blocks = stored.shape[1]
     # Each half of a block has 64 bytes of low bits and 32 bytes of high bits for 128 weights.
     low = stored[..., :128].reshape(rows, blocks, 2, 1, 64)
-    low_bits = np.concatenate([low & 15, low >> 4], axis=3).reshape(rows, blocks, 2, 4, 32)
-    high_bits = stored[..., 128:192].reshape(rows, blocks, 2, 1, 32) >> _TWO_BIT_SHIFTS[:, None] & 3
-    codes = (low_bits | high_bits << 4).view(np.int8) - np.int8(32)
-    scale = _float16(stored[..., 208:]) * stored[..., 192:208].view(np.int8).astype(np.float32)
+    low_bits = np.concatenate([low & 15, low >> 4], axis=3)
+    low_bits = low_bits.reshape(rows, blocks, 2, 4, 32)
+    high = stored[..., 128:192].reshape(rows, blocks, 2, 1, 32)
+    high_bits = (high >> _TWO_BIT_SHIFTS[:, None]) & 3
+    codes = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
+    scale_codes = stored[..., 192:208].view(np.int8)
+    scale = _float16(stored[..., 208:]) * scale_codes.astype(np.float32)
     values: NDArray[np.float32] = codes.reshape(rows, blocks, 16, 16) * scale[..., None]
     return values.reshape(rows, -1)
 

@@ -45,7 +45,7 @@ _MOST_DIGITS: Final = 10
 
 @frozen
 class TokenizerSettings:
-    """What the files beside a tokenizer say of it.
+    """The content of the files beside a tokenizer.
 
     Attributes:
         class_name: its class in transformers; None if no file says.

@@ -343,9 +343,14 @@ def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str
     if state is None:
         return IdTokenizer(vocabulary_size).to_json()
     inner = from_json(state)
-    if inner.vocabulary_size > vocabulary_size:
+    ids = inner.vocabulary_size
+    if ids > vocabulary_size:
         raise DataError(
-            f"tokenizer: it has {inner.vocabulary_size} ids, but the model {vocabulary_size}"
+            f"tokenizer: it has {ids} ids, but the model {vocabulary_size}",
+            f"Give the model a row for each, where transformers is installed: "
+            f"`model.resize_token_embeddings({ids})` and `model.save_pretrained(folder)`; or take "
+            f"the {ids - vocabulary_size} last tokens out of the tokenizer's files; or move these "
+            f"files out of the folder, and the run reads ids.",
         )
     if inner.vocabulary_size < vocabulary_size:
         inner = PaddedTokenizer(inner, vocabulary_size)
