@@ -75,9 +75,7 @@ def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     x = x_MK.to(torch.float32)
     if x.shape[1] == 0:
         return x.to(torch.int8), x.new_zeros(x.shape[0])
-    scale_M = x.abs().amax(dim=1)
-    # By a tensor: on a GPU, division by a number is a product with its rounded reciprocal.
-    scale_M = scale_M.div_(torch.full_like(scale_M, 127.0))
+    scale_M = _votes.divided(x.abs().amax(dim=1), 127.0)
     divisor_M = torch.where(scale_M == 0, torch.inf, scale_M)
     quotient = x / divisor_M.unsqueeze(1)
     if _votes.may_be(~torch.isfinite(scale_M).all()):

@@ -31,6 +31,14 @@ def may_be(condition: Tensor) -> bool:
     return condition.device.type != "cpu" or bool(condition.tolist())
 
 
+def divided(values: Tensor, divisor: float) -> Tensor:
+    """Return ``values / divisor`` with IEEE division on every device.
+
+    On a GPU, torch's division by a number is a product with its rounded reciprocal.
+    """
+    return values / torch.full_like(values, divisor)
+
+
 def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
     """Round a gradient stochastically to int8 with one power-of-two scale.
 
@@ -51,10 +59,8 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
         grad = torch.where(usable, grad, 0.0)
         largest = torch.where(usable, largest, 127.0)
     # frexp: largest / 127 = mantissa * 2**e with mantissa in [0.5, 1); the power of two above it,
-    # unless it is one. By a tensor: on a GPU, division by a number is a product with its rounded
-    # reciprocal.
-    largest = largest.double()
-    mantissa, exponent = torch.frexp(largest / torch.full_like(largest, 127.0))
+    # unless it is one.
+    mantissa, exponent = torch.frexp(divided(largest.double(), 127.0))
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
     exponent = exponent.clamp(*EXPONENT_RANGE).to(torch.int32)
     scale = ((exponent + 127) << 23).view(torch.float32)
