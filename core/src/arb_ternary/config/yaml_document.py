@@ -310,8 +310,7 @@ class _Reader:
         problem = None
         if self._expanded > _MOST_EXPANDED:
             problem = f"aliases expand to more than {_MOST_EXPANDED:,} values"
-        # A mapping is counted with those that are merged into it.
-        if len(above) > 2 * _DEEPEST:
+        if len(above) > _DEEPEST:
             problem = f"aliases expand to more than {_DEEPEST} values inside each other"
         if problem is not None:
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
