@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from arb_ternary.config.yaml_document import Document, read_yaml
+from arb_ternary.config.yaml_document import Document
 from arb_ternary.plugins.manager import manager
 from arb_ternary_bench.studies import ladder
 from arb_ternary_bench.studies.ladder import (
@@ -24,7 +24,7 @@ from arb_ternary_bench.studies.ladder import (
 from arb_ternary_bench.study import Session
 from arb_ternary_train.loading import structure_run
 
-GRID = read_yaml(ladder.LADDER_GRID.read_text(), "ladder.yaml").data
+GRID = ladder.read_grid()
 RESULTS = Path(__file__).parents[2] / "results"
 
 

@@ -18,7 +18,7 @@ from arb_ternary_bench.kernels.cells import (
     check_equal,
     poisoned,
 )
-from arb_ternary_bench.kernels.operands import Operands, exact_grad_input, exact_linear
+from arb_ternary_bench.kernels.operands import Operands, exact_grad_input, exact_linear, exact_rows
 from arb_ternary_bench.kernels.timing import Variant
 
 #: Ends the names of contenders whose time includes the quantisation of float32 rows.
@@ -139,10 +139,7 @@ def _quantising_linear(cell: Cell, operands: Operands, name: str, weights: Copie
     quantise = kernel(name, "quantize_rows")
     x = operands.x
     shape = cell.shape
-    # By a tensor: on a GPU, division by a number is a product with its rounded reciprocal.
-    largest = x.abs().amax(dim=1)
-    scale = largest / torch.full_like(largest, 127.0)
-    q = (x / scale.unsqueeze(1)).round().to(torch.int8)
+    q, scale = exact_rows(x)
     wanted = exact_linear(q, scale, operands.trits, operands.exponent, shape)
 
     def call(i: int) -> Any:

@@ -12,7 +12,7 @@ from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.select import get_backend
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.kernels.cells import Cell, Contender, check_close, check_equal, poisoned
-from arb_ternary_bench.kernels.operands import Operands
+from arb_ternary_bench.kernels.operands import Operands, exact_rows
 from arb_ternary_bench.kernels.timing import Variant
 
 _EPS = 1e-6
@@ -70,10 +70,7 @@ def _check(
         x = values
         if cell.op == "rms_norm_quantize":
             x = values * torch.rsqrt(values.square().mean(dim=1, keepdim=True) + _EPS)
-        largest = x.abs().amax(dim=1)
-        # By a tensor: on a GPU, division by a number is a product with its rounded reciprocal.
-        wanted_scale = largest / torch.full_like(largest, 127.0)
-        wanted_q = (x / wanted_scale.unsqueeze(1)).round().to(torch.int8)
+        wanted_q, wanted_scale = exact_rows(x)
     if cell.op != "rms_norm_quantize":
         check_equal(f"{what}, scales", scale, wanted_scale)
         check_equal(f"{what}, rows", q, wanted_q)

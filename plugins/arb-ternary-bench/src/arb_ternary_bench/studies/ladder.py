@@ -142,6 +142,14 @@ def _with_rates(optimizer: Mapping[str, Any], steps: int, setting: Setting) -> d
     return {**optimizer, "lr": votes if floats is None else floats, **setting.options}
 
 
+def read_grid() -> Mapping[str, Any]:
+    """Return the grid of the study, from ``ladder.yaml``."""
+    grid: Mapping[str, Any] = read_yaml(
+        LADDER_GRID.read_text(encoding="utf-8"), LADDER_GRID.name
+    ).data
+    return grid
+
+
 # --- the text
 
 
@@ -211,7 +219,15 @@ class _Ladder:
         name = f"trial-{way}-{width}-{number}"
         plain = config(self.grid["ways"][way], width, TRIAL_STEPS, setting)
         labels = {"way": way, "width": width, "number": number, **asdict(setting)}
-        return self._plan(name, plain, "choice", TUNING_SEED, 1, labels)
+        return plan_run(
+            name,
+            plain,
+            self.files,
+            measured_on="choice",
+            seed=TUNING_SEED,
+            points=1,
+            labels=labels,
+        )
 
     def final(self, way: str, width: int, seed: int, setting: Setting) -> PlannedRun:
         """Plan a final run."""
@@ -221,32 +237,53 @@ class _Ladder:
             plain["phases"][0]["use_amp"] = False
             labels["float32"] = True
         points = POINTS if width == WIDE else FEW_POINTS
-        return self._plan(f"{way}-{width}-{seed}", plain, "validation", seed, points, labels)
-
-    def _plan(
-        self,
-        name: str,
-        plain: dict[str, Any],
-        measured_on: str,
-        seed: int,
-        points: int,
-        labels: dict[str, Any],
-    ) -> PlannedRun:
-        phase = plain["phases"][0]
-        phase["eval_every"] = phase["steps"] // points
-        data = {
-            "name": "text",
-            "tokenizer": "bytes",
-            "path": str(self.files["train"]),
-            "validation": str(self.files[measured_on]),
-        }
-        return PlannedRun(
-            name=name,
-            title=name,
-            config={**plain, "seed": seed, "data": data},
-            tokens=phase["steps"] * phase["batch_size"] * phase["block_size"],
+        return plan_run(
+            f"{way}-{width}-{seed}",
+            plain,
+            self.files,
+            measured_on="validation",
+            seed=seed,
+            points=points,
             labels=labels,
         )
+
+
+def plan_run(
+    name: str,
+    plain: dict[str, Any],
+    files: Mapping[str, Path],
+    *,
+    measured_on: str,
+    seed: int,
+    points: int,
+    labels: Mapping[str, Any],
+) -> PlannedRun:
+    """Plan a run of ``plain``, which gets its data, its seed and when it is evaluated.
+
+    Args:
+        name: name of the run.
+        plain: config of the run; see :func:`config`.
+        files: the parts of the text; see :func:`divide_text`.
+        measured_on: the part on which losses are measured.
+        seed: seed of the run.
+        points: evaluations of the run.
+        labels: what the outcome of the run holds besides.
+    """
+    phase = plain["phases"][0]
+    phase["eval_every"] = max(1, phase["steps"] // points)
+    data = {
+        "name": "text",
+        "tokenizer": "bytes",
+        "path": str(files["train"]),
+        "validation": str(files[measured_on]),
+    }
+    return PlannedRun(
+        name=name,
+        title=name,
+        config={**plain, "seed": seed, "data": data},
+        tokens=phase["steps"] * phase["batch_size"] * phase["block_size"],
+        labels=labels,
+    )
 
 
 def run(options: LadderOptions, session: Session) -> dict[str, Any]:
@@ -261,7 +298,7 @@ def run(options: LadderOptions, session: Session) -> dict[str, Any]:
     }
     folder = session.folder.resolve()
     with study_folder(folder, facts, jobs=options.jobs, threads=1, say=session.say) as pool:
-        grid = read_yaml(LADDER_GRID.read_text(encoding="utf-8"), LADDER_GRID.name).data
+        grid = read_grid()
         ladder = _Ladder(grid, divide_text(text, folder), options)
         tried, chosen = _tune(ladder, pool)
         finals = []

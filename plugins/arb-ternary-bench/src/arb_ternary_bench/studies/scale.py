@@ -17,25 +17,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, field, frozen
 
 from arb_ternary.config.options import option, positive
-from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import ArbError, ComponentError
 from arb_ternary_bench.figure import dress, new_figure, save
 from arb_ternary_bench.machine import machine_facts
-from arb_ternary_bench.quality.recipes import merged
 from arb_ternary_bench.runs import PlannedRun, choose, loss_of, study_folder
 from arb_ternary_bench.studies.ladder import (
     BATCH,
     BLOCK,
-    LADDER_GRID,
     STYLES,
     TUNING_SEED,
     Setting,
     config,
     divide_text,
     final_record,
+    plan_run,
+    read_grid,
 )
 from arb_ternary_bench.study import Session, Study
 from arb_ternary_bench.table import Column, Record, ResultTable, number
@@ -140,56 +139,53 @@ def run(options: ScaleOptions, session: Session) -> dict[str, Any]:
 
 @frozen
 class _Plans:
-    """Plans the runs."""
+    """Plans the runs. ``ways`` are those of the ladder's grid."""
 
     options: ScaleOptions
     files: Mapping[str, Path]
+    ways: Mapping[str, Any] = field(factory=lambda: read_grid()["ways"])
 
     def trial(self, way: str, factor: float) -> PlannedRun:
         """Plan a trial, which is measured on the part of the text for choosing."""
-        name = f"trial-{way}-{factor:g}"
         steps = max(1, self.options.steps // TRIAL_PART)
-        return self._plan(name, way, factor, TUNING_SEED, steps, "choice", 1)
+        plain, labels = self._config(way, factor, steps)
+        return plan_run(
+            f"trial-{way}-{factor:g}",
+            plain,
+            self.files,
+            measured_on="choice",
+            seed=TUNING_SEED,
+            points=1,
+            labels={**labels, "seed": TUNING_SEED},
+        )
 
     def final(self, way: str, factor: float, seed: int) -> PlannedRun:
         """Plan a final run."""
-        name = f"{way}-{WIDTH}-{seed}"
-        return self._plan(name, way, factor, seed, self.options.steps, "validation", POINTS)
+        plain, labels = self._config(way, factor, self.options.steps)
+        return plan_run(
+            f"{way}-{WIDTH}-{seed}",
+            plain,
+            self.files,
+            measured_on="validation",
+            seed=seed,
+            points=POINTS,
+            labels={**labels, "seed": seed},
+        )
 
-    def _plan(
-        self,
-        name: str,
-        way: str,
-        factor: float,
-        seed: int,
-        steps: int,
-        measured_on: str,
-        points: int,
-    ) -> PlannedRun:
-        grid = read_yaml(LADDER_GRID.read_text(encoding="utf-8"), LADDER_GRID.name).data
-        chosen = grid["ways"][way]
+    def _config(
+        self, way: str, factor: float, steps: int
+    ) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """Return the config of a run without its data and its seed, and its labels."""
+        chosen = self.ways[way]
         if "backend" in chosen:
             chosen = {**chosen, "backend": self.options.backend}
         setting = _scaled(SETTINGS[way], factor)
         plain = config(chosen, WIDTH, steps, setting)
-        batch_size = self.options.batches * BATCH
-        phase = {
-            "batch_size": batch_size,
-            "eval_every": max(1, steps // points),
-            "log_every": max(1, steps // 128),
-        }
-        plain["phases"] = [merged(plain["phases"][0], phase)]
         plain["device"] = self.options.device
-        plain["seed"] = seed
-        plain["data"] = {
-            "name": "text",
-            "tokenizer": "bytes",
-            "path": str(self.files["train"]),
-            "validation": str(self.files[measured_on]),
-        }
-        labels = {"way": way, "width": WIDTH, "seed": seed, "factor": factor, **asdict(setting)}
-        tokens = steps * batch_size * BLOCK
-        return PlannedRun(name=name, title=name, config=plain, tokens=tokens, labels=labels)
+        (phase,) = plain["phases"]
+        phase["batch_size"] = self.options.batches * BATCH
+        phase["log_every"] = max(1, steps // 128)
+        return plain, {"way": way, "width": WIDTH, "factor": factor, **asdict(setting)}
 
 
 def _scaled(setting: Setting, factor: float) -> Setting:
