@@ -121,6 +121,18 @@ class ScaledVoteTests(BackendCase):
             scale,
         )
 
+    def _cast_whole_numbers(
+        self, state: VoteState, grad: Array, x: Array, kind: str
+    ) -> tuple[Cast, Array]:
+        """Cast votes of whole numbers of a dtype; return the new contents of the state, and the
+        gradient of the weight.
+
+        Numbers of int8 have a scale.
+        """
+        scale = 0.5 if kind == "int8" else None
+        got = self._cast_scaled(state, grad, x, dtype=getattr(torch, kind), scale=scale)
+        return got, float32(grad.T @ x) * np.float32(scale or 1.0)
+
     def _lookup_scaled(
         self,
         state: VoteState,
@@ -190,17 +202,7 @@ class ScaledVoteTests(BackendCase):
         before = _votes_of(weight)
         factors = _factors(5, out_features + columns)
         state = self._scaled(weight, factors, before)
-        scale = 0.5 if kind == "int8" else None
-
-        got = self._cast_scaled(
-            state,
-            grad,
-            x,
-            dtype=getattr(torch, kind),
-            scale=scale,
-        )
-
-        gradient = float32(grad.T @ x) * np.float32(scale or 1.0)
+        got, gradient = self._cast_whole_numbers(state, grad, x, kind)
         cast = expected.float_votes(gradient, factors, LIMITS.vote_limit, DRAW)
         self._assert_scaled(got, cast, weight, before)
 
@@ -396,15 +398,7 @@ class ScaledVoteTests(BackendCase):
             gradient = float32(sum_by_row(ids, x, 35))
             touched = np.isin(np.arange(35), ids)[:, None]
         else:
-            scale = 0.5 if kind == "int8" else None
-            got = self._cast_scaled(
-                state,
-                grad,
-                x,
-                dtype=getattr(torch, kind),
-                scale=scale,
-            )
-            gradient = float32(grad.T @ x) * np.float32(scale or 1.0)
+            got, gradient = self._cast_whole_numbers(state, grad, x, kind)
             touched = np.ones((35, 1), bool)
 
         cast = expected.float_votes(
