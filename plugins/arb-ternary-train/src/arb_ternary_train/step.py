@@ -21,9 +21,9 @@ from arb_ternary.errors import ArbError
 from arb_ternary.optim.protocol import StepOutcome, Wraps, as_outcome, inner_optimizers, may_refuse
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import reset_runtime_state
+from arb_ternary_train.gradients import gradient_norm
 from arb_ternary_train.loop_state import Outcome
 from arb_ternary_train.optim.joined import JoinedOptimizer
-from arb_ternary_train.update import gradient_norm
 
 if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop

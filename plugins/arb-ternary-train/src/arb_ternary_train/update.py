@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from arb_ternary.optim.protocol import StepOutcome, may_refuse
 from arb_ternary.optim.ternary import TernaryOptimizer, is_finite
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import OPTIMIZERS
+from arb_ternary_train.gradients import gradient_norm
 from arb_ternary_train.optim.joined import JoinedOptimizer
 
 
@@ -107,16 +108,3 @@ def ternary_update(
     outcome = optimizer.step(loss_signal=signal, **settings)
     optimizer.zero_grad()
     return outcome
-
-
-def gradient_norm(parameters: Iterable[Tensor], clip_to: float | None = None) -> float | None:
-    """Return the norm of all float gradients, and clip them; None if there is no gradient.
-
-    Without clipping the norm says whether all gradients are finite.
-    """
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    if not trained:
-        return None
-    if clip_to is not None:
-        return float(nn.utils.clip_grad_norm_(trained, clip_to))
-    return float(nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]))
