@@ -249,12 +249,18 @@ class TernaryOptimizer(Optimizer):
 
         changed = to_host([*flips, *moves])
         flipped = dict(zip(updated, changed, strict=False))
+        statistics = self.end_update(flipped)
+
+        # A step uses up its statistics: many trainers clear gradients by ``model.zero_grad()``,
+        # which does not reach them.
+        for module in self.modules:
+            module.clear_stats()
         return StepOutcome(
             draws=max(draws, 1),
             grad_norm=norm,
             flips=sum(flipped.values()),
             exponent_moves=sum(changed[len(flips) :]),
-            statistics=self.end_update(flipped),
+            statistics=statistics,
         )
 
     def may_step(self, loss_signal: Tensor | float | None = None) -> bool:
@@ -280,9 +286,9 @@ class TernaryOptimizer(Optimizer):
         return StepOutcome(stepped=False, skipped=True)
 
     def gradient_norm(self) -> float:
-        """Return the root of the sum of squares of the weight gradients since ``zero_grad``.
+        """Return the root of the sum of squares of the weight gradients since the last step.
 
-        Squares are summed over micro-batches.
+        Squares are summed over micro-batches. ``zero_grad`` clears them too.
         """
         squares = (module.gradient_square_sum() for module in self.modules)
         total = sum(squares, torch.zeros(()))
@@ -290,7 +296,7 @@ class TernaryOptimizer(Optimizer):
         return float(norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the statistics of gradients; votes are state and stay.
+        """Clear the statistics of gradients, as a step does; votes are state and stay.
 
         ``set_to_none`` applies to float gradients only.
         """

@@ -68,8 +68,8 @@ class VoteMemory(nn.Module):
     Attributes:
         accumulates: whether votes can be cast.
         stats: see :class:`~arb_ternary.backends.vote_state.VoteState`, as are the next three;
-            sums since the last ``zero_grad``.
-        magnitudes: sums since the last ``zero_grad``.
+            sums since the last step or ``zero_grad``.
+        magnitudes: sums since the last step or ``zero_grad``.
         vote_scale: an optimizer writes it in place.
         vote_limits: see :attr:`limits`.
     """
@@ -151,7 +151,7 @@ class VoteMemory(nn.Module):
     # --- statistics
 
     def gradient_square_sum(self) -> Tensor:
-        """Sum of squares of the gradients since the last ``zero_grad``, a float32 scalar.
+        """Sum of squares of the gradients since the last step or ``zero_grad``, a float32 scalar.
 
         It is summed over micro-batches.
         """

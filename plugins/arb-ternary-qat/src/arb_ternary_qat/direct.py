@@ -78,7 +78,7 @@ class DirectLinear(nn.Module):
         scale: buffer, a float32 scalar.
         control: buffer, int64 ``[4]``: inputs of the counter hash of stochastic rounding.
         gradient: gradient with respect to the dense weight, float32 ``[N, K]``, between backward
-            and ``zero_grad``; else None.
+            and the step, or ``zero_grad``; else None.
         frozen: the codes do not learn.
     """
 

@@ -75,6 +75,8 @@ class DirectOptimizer(Optimizer):
             flips.append(torch.count_nonzero(after_NK != before_NK))
             module.set_codes(after_NK)
             module.control[STEP] += 1
+            # ``model.zero_grad()``, by which many trainers clear, does not reach it.
+            module.gradient = None
         return StepOutcome(grad_norm=norm, flips=sum(to_host(flips)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -266,6 +266,22 @@ class OptimizerSuite(ComponentCase):
             if isinstance(module, TernaryModule):
                 assert not module.stats.any()
 
+    def test_a_step_is_the_same_whoever_clears_the_gradients(self, part: str) -> None:
+        weights = []
+        for cleared_by in ("optimizer", "model", "nobody"):
+            model, optimizer = self._start(part)
+            for step in range(10 * self.draws):
+                self._backward(model, step)
+                stepped = self._step(optimizer).stepped
+                if stepped and cleared_by == "optimizer":
+                    optimizer.zero_grad()
+                # Float gradients add up by torch's own rule until somebody clears them.
+                elif stepped and (cleared_by == "model" or part != "ternary"):
+                    model.zero_grad()
+            weights.append(_weights(model))
+        _assert_equal(weights[1], weights[0])
+        _assert_equal(weights[2], weights[0])
+
     def test_a_pure_model_stays_pure(self, part: str) -> None:
         model, optimizer = self._start(part)
         before = audit(model)
