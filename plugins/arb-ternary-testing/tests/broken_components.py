@@ -65,6 +65,38 @@ class TestNegativeExponentsAsShifts(BackendSuite):
         return broken(linear=linear)
 
 
+def sums_of_shifted_weights(widest: int, dtype: torch.dtype) -> Any:
+    """Return a product that clamps shifts to ``widest`` and adds up its terms in ``dtype``."""
+
+    def linear(x, scale, packed, exponent, bias, shape, dtype_of_result):
+        wide = exponent.long()
+        floor = wide.amin(dim=1)
+        shift = (wide - floor.unsqueeze(1)).clamp(max=widest)
+        weight = reference.unpack(packed, shape) << reference.spread_over_columns(shift, shape)
+        terms = x.unsqueeze(1).to(dtype) * weight.to(dtype)
+        acc = terms.new_zeros(terms.shape[:2])
+        for term in terms.unbind(dim=2):
+            acc += term
+        return acc.float() * scale.unsqueeze(1) * torch.exp2(floor.float())
+
+    return linear
+
+
+class TestShiftsOfThirtyTwoBits(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        return broken(linear=sums_of_shifted_weights(31, torch.int64))
+
+
+class TestSumsInFloat32(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        return broken(linear=sums_of_shifted_weights(255, torch.float32))
+
+
+class TestAnySpreadInSixtyFourBits(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        return broken(linear=sums_of_shifted_weights(255, torch.int64))
+
+
 class TestStaleWeights(BackendSuite):
     def make_backend(self) -> KernelBackend:
         kept: dict[int, Any] = {}

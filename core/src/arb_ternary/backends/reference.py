@@ -134,6 +134,10 @@ def linear(
 
     In int8 mode ``y = float32(sum_g acc_g << (E_g - Emin)) * (scale * 2**Emin)``: the sum is an
     exact integer, converted once, so the result does not depend on the order of summation.
+
+    Raises:
+        ValueError: exponents of a row spread over more than 40, in int8 mode; 64 bits would not
+            hold the sum for K = 2**16.
     """
     if scale_M is None:
         weight = dense_weight(packed, exponent, shape, x_MK.dtype)
@@ -163,6 +167,9 @@ def linear_grad_input(
 
     The gradient is float, or int8 with ``scale``, its power of two (float32 scalar); then the sum
     over N is taken exactly in units of the smallest exponent of each column group.
+
+    Raises:
+        ValueError: exponents of a column group spread over more than 40, in int8 mode.
     """
     if scale is None:
         return (grad_MN @ dense_weight(packed, exponent, shape, grad_MN.dtype)).to(dtype)

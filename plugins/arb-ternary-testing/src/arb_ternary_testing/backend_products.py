@@ -24,11 +24,16 @@ from arb_ternary_testing.backend_case import (
     filled,
     normal,
     ones,
+    random_trits,
 )
 from arb_ternary_testing.restatement import Array, float32, int8
 
 #: Unit roundoff of bfloat16: eight bits of significand.
 BFLOAT16_ROUNDOFF: Final = 2.0**-8
+#: Smallest and largest exponent of the format.
+EXPONENTS: Final = (-126, 127)
+#: Widest spread of the exponents in one integer sum: ``127 * 2**16 * 2**40 < 2**63``.
+WIDEST_SPREAD: Final = 40
 _FLOAT_TYPES: Final = (torch.float32, torch.bfloat16)
 
 
@@ -38,6 +43,16 @@ def _int8_input(seed: int, rows: int, columns: int) -> tuple[Array, Array]:
     q = int8(rng.integers(-127, 128, (rows, columns)))
     scale = float32(rng.uniform(0.001, 2.0, rows))
     return q, scale
+
+
+def _spread_exponents(seed: int, rows: int, groups: int, spread: int) -> Array:
+    """Return exponents ``[N, J]`` that spread over ``spread`` in every row, from other floors."""
+    rng = np.random.default_rng(seed)
+    exponent = rng.integers(0, spread + 1, (rows, groups))
+    exponent[:, 0] = 0
+    exponent[:, -1] = spread
+    floor = rng.integers(-60, 10, (rows, 1))
+    return int8(exponent + floor)
 
 
 def _assert_within_bound(got: Array, left: Array, right: Array, dtype: torch.dtype) -> None:
@@ -207,6 +222,43 @@ class ProductTests(BackendCase):
         total = float(trit * activation * columns)
         self.assert_equal(y, np.full((2, 3), total))
 
+    def test_int8_products_are_exact_at_the_widest_spread(self) -> None:
+        trits = random_trits(1, 9, 300)
+        exponent = _spread_exponents(2, 9, 10, WIDEST_SPREAD)
+        weight = self.weight_of(trits, exponent, 32)
+        self._check_int8(weight, *_int8_input(6, 4, 300))
+
+    def test_largest_sums_at_the_widest_spread_need_63_bits(self) -> None:
+        columns = 65536
+        exponent = filled(0, 1, columns // 256)
+        exponent[:, 1:] = WIDEST_SPREAD
+        weight = self.weight_of(filled(1, 1, columns), exponent, 256)
+        q = np.concatenate([filled(127, 1, columns), filled(-127, 1, columns)])
+        y = self._linear(weight, self.tensor(q), self.tensor(float32([1.0, 1.0])))
+        total = float32(127 * (256 + (columns - 256) * 2**WIDEST_SPREAD))
+        self.assert_equal(y, [[total], [-total]])
+
+    def test_small_exponents_count_beside_large_ones_that_cancel(self) -> None:
+        trits = filled(1, 2, 64)
+        trits[:, 48:] = -1
+        exponent = filled(0, 2, 2)
+        exponent[:, 1] = WIDEST_SPREAD
+        weight = self.weight_of(trits, exponent, 32)
+        y = self._linear(weight, self.tensor(filled(1, 1, 64)), self.tensor(float32([1.0])))
+        self.assert_equal(y, [[32.0, 32.0]])
+
+    @pytest.mark.parametrize("spread", [WIDEST_SPREAD + 1, 60, EXPONENTS[1] - EXPONENTS[0]])
+    def test_wider_spread_is_an_error(self, spread: int) -> None:
+        """64 bits would not hold the sum, and a wrong number must not pass for it."""
+        ends = int8(np.array([[EXPONENTS[0], EXPONENTS[0] + spread]]))
+        weight = self.weight_of(filled(1, 1, 64), ends, 32)
+        with pytest.raises(ValueError, match=f"{spread}.* {WIDEST_SPREAD}"):
+            self._linear(weight, self.tensor(filled(1, 1, 64)), self.tensor(float32([1.0])))
+
+        weight = self.weight_of(filled(1, 2, 32), ends.T, 32)
+        with pytest.raises(ValueError, match=f"{spread}.* {WIDEST_SPREAD}"):
+            self._grad_input(weight, self.tensor(filled(1, 1, 2)), self.scalar(1.0))
+
     def test_bias_is_added_last(self) -> None:
         weight = self.weight(7, 11, 140, 64)
         bias = normal(8, 1, 11)[0]
@@ -244,6 +296,21 @@ class ProductTests(BackendCase):
         y = self._linear(weight, x, None, dtype=dtype)
         wide = self.array(x).astype(np.float64)
         _assert_within_bound(self.array(y), wide, weight.dense.T, dtype)
+
+    def test_float_products_take_every_exponent(self) -> None:
+        trits = random_trits(3, 10, 320)
+        exponent = np.linspace(*EXPONENTS, 10).round() + np.zeros((10, 1))
+        weight = self.weight_of(trits, int8(exponent), 32)
+        # Small factors: the sums stay below 2**128.
+        x = normal(4, 4, 320) / 1000
+        y = self._linear(weight, self.tensor(x), None)
+        _assert_within_bound(self.array(y), x.astype(np.float64), weight.dense.T, torch.float32)
+
+        weight = self.weight_of(trits, int8(exponent.T), 32)
+        grad_y = normal(5, 4, 10) / 1000
+        grad = self._grad_input(weight, self.tensor(grad_y), None)
+        wide = grad_y.astype(np.float64)
+        _assert_within_bound(self.array(grad), wide, weight.dense, torch.float32)
 
     def test_nan_stays_in_its_row(self) -> None:
         weight = self.weight(3, 6, 64, 32)
@@ -302,6 +369,9 @@ class ProductTests(BackendCase):
         rows, out_features, columns = sizes
         weight = self.weight(sum(sizes), out_features, columns, group_size, (-7, 1))
         q, _ = _int8_input(2, rows, out_features)
+        self._check_int8_grad_input(weight, q)
+
+    def _check_int8_grad_input(self, weight: Weight, q: Array) -> None:
         scale = 2.0**-11
         grad = self._grad_input(weight, self.tensor(q), self.scalar(scale))
         wanted = expected.linear_int8_grad_input(
@@ -312,6 +382,13 @@ class ProductTests(BackendCase):
             weight.group_size,
         )
         self.assert_equal(grad, wanted)
+
+    def test_int8_input_gradients_are_exact_at_the_widest_spread(self) -> None:
+        trits = random_trits(1, 10, 300)
+        exponent = _spread_exponents(2, 10, 10, WIDEST_SPREAD).T
+        weight = self.weight_of(trits, exponent, 32)
+        q, _ = _int8_input(6, 4, 10)
+        self._check_int8_grad_input(weight, q)
 
     @pytest.mark.parametrize("dtype", _FLOAT_TYPES)
     @every_shape
@@ -331,7 +408,7 @@ class ProductTests(BackendCase):
 
     @every_group_size
     def test_lookup_returns_the_exact_rows(self, group_size: int) -> None:
-        weight = self.weight(9, 23, 133, group_size)
+        weight = self.weight(9, 23, 133, group_size, EXPONENTS)
         ids = np.array([0, 22, 5, 5, 1])
         rows = self.run(
             "embedding",
