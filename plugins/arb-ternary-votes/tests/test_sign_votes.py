@@ -425,6 +425,29 @@ def test_components_are_summed_into_one_set_of_votes() -> None:
         ternary_update(layer, optimizer)
 
 
+def test_signal_alone_applies_the_votes_of_a_backward_by_hand() -> None:
+    x = torch.randn(4, 16)
+    layer, optimizer = layer_and_optimizer(accum_threshold=1)
+    with pytest.raises(ValueError, match="needs a loss"):
+        ternary_update(layer, optimizer, loss_signal=1.0)
+
+    trits = layer.trits()
+    loss = layer(x).sum()
+    loss.backward()
+    outcome = ternary_update(layer, optimizer, loss_signal=loss)
+    # The gradient of a sum is that of its inputs: one vote moves each trit against its sign.
+    wanted = (trits - x.sum(dim=0).sign()).clamp(-1, 1).to(torch.int8)
+    assert torch.equal(layer.trits(), wanted)
+    assert outcome.flips == int((wanted != trits).sum())
+    assert optimizer.signal == loss.item()
+    with pytest.raises(ValueError, match="needs a loss"):
+        ternary_update(layer, optimizer, loss_signal=loss)
+
+    layer(x).sum().backward()
+    assert ternary_update(layer, optimizer, loss_signal=math.nan).skipped
+    assert torch.equal(layer.trits(), wanted)
+
+
 def test_signal_is_compared_with_its_running_mean() -> None:
     layer, optimizer = layer_and_optimizer(gain=2.0)
     x = torch.randn(4, 16)

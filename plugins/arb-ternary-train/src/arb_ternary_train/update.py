@@ -74,7 +74,7 @@ def ternary_update(
         model: the model. If its ternary modules have cast votes since the last step, backward has
             run and is not run again.
         optimizer: the optimizer to step.
-        loss: scalar loss; may be None if ``loss_components`` are given.
+        loss: scalar loss; may be None if ``loss_components`` are given or backward has run.
         loss_signal: scalar that modulates the vote threshold; it is detached and never carries a
             graph.
         loss_components: named scalar losses, summed into the loss.
@@ -82,19 +82,21 @@ def ternary_update(
             ``accum_threshold`` and ``update_scales`` of ``sign_votes``.
 
     Raises:
-        ValueError: there is neither a loss nor a component.
+        ValueError: there is neither a loss nor a component, and no vote was cast since the last
+            step.
         TypeError: the rule does not take a setting.
     """
     terms = [*(loss_components or {}).values()]
     if loss is not None:
         terms.insert(0, loss)
-    if not terms:
-        raise ValueError("ternary_update needs a loss or loss_components")
+    modules = ternary_modules(model)
+    backward_has_run = any(module.casts > 0 for _, module in modules)
+    if not terms and not backward_has_run:
+        raise ValueError("ternary_update needs a loss or loss_components, or backward to have run")
     signal = loss_signal.detach() if isinstance(loss_signal, Tensor) else loss_signal
     if not all(is_finite(term.detach()) for term in terms) or not is_finite(signal):
         return optimizer.skip_update()
-    modules = ternary_modules(model)
-    if not any(module.casts > 0 for _, module in modules):
+    if not backward_has_run:
         if isinstance(optimizer, TernaryOptimizer) and not may_refuse(optimizer):
             for _, module in modules:
                 module.commit_votes(ahead=True)
