@@ -157,6 +157,41 @@ def test_generate_continues_the_prompt_and_repeats_with_a_seed(
     assert "with --unroll there is no cache" in capsys.readouterr().err
 
 
+def test_generated_text_ends_at_end_tokens_and_stop_texts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["train", "tiny.yaml", "--run-dir", "here", "-o", "data.tokenizer=bytes"])
+
+    def drawn(*options: str) -> str:
+        capsys.readouterr()
+        command = ["generate", "here", "--prompt", "to be", "--max-new-tokens", "30"]
+        assert main([*command, "--seed", "1", *options]) == 0
+        return capsys.readouterr().out.removeprefix("to be").removesuffix("\n")
+
+    whole = drawn()
+    letters = [letter for letter in whole if letter.isascii()]
+    stop = letters[-1]
+    before = whole[: whole.index(stop)]
+    assert drawn("--stop", stop, "--stop", "no such text") == before
+    special = {
+        "bos": None,
+        "eos": [ord(stop)],
+        "pad": None,
+        "unk": None,
+        "adds_bos": False,
+        "adds_eos": False,
+        "chat_template": None,
+    }
+    tokenizer = {"kind": "language", "tokenizer": {"kind": "bytes"}, "special": special}
+    Path("here/tokenizer.json").write_text(json.dumps(tokenizer))
+    assert drawn() == before
+    special.update(bos=66, adds_bos=True, eos=[])
+    Path("here/tokenizer.json").write_text(json.dumps(tokenizer))
+    assert drawn() != whole
+    assert main(["generate", "here", "--stop", ""]) == 2
+    assert "a stop string must not be empty" in capsys.readouterr().err
+
+
 def test_plot_writes_a_figure_into_the_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "tiny.yaml", "--run-dir", "here"])
     capsys.readouterr()

@@ -271,8 +271,8 @@ def test_missing_tokenizers_names_the_install_command(tmp_path, monkeypatch):
         (b'{"vocab": {}}', "is not a tokenizer"),
         (
             b'{"kind": "words"}',
-            "kind must be one of bytes, characters, ids, file, sentencepiece and padded, not "
-            "'words'",
+            "kind must be one of bytes, characters, ids, file, sentencepiece, padded and "
+            "language, not 'words'",
         ),
         (
             b'{"kind": "bytes", "size": 3}',

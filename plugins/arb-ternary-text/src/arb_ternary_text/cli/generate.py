@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 @click.option("--prompt", default="\n", help="Text to continue; default: a new line.")
 @click.option("--max-new-tokens", type=click.IntRange(min=0), default=200, show_default=True)
 @sampling_options
+@click.option(
+    "--stop",
+    "stops",
+    multiple=True,
+    help="Text at which to stop, beside the end tokens of the model; it is not shown. Repeatable.",
+)
 @click.option(
     "--unroll",
     is_flag=True,
@@ -42,6 +49,7 @@ def generate(
     top_k: int | None,
     top_p: float | None,
     seed: int | None,
+    stops: tuple[str, ...],
     unroll: bool,
     cache: CacheNumbers | None,
     backend: str | None,
@@ -49,12 +57,13 @@ def generate(
 ) -> None:
     """Continue a prompt with the model of RUN, a run directory or a checkpoint.
 
-    Text appears as it is drawn.
+    Text appears as it is drawn. It ends at an end token of the model's tokenizer, at a stop text,
+    or after --max-new-tokens.
     """
     wait_passively()
     from arb_ternary.errors import UsageProblem
-    from arb_ternary_text.data.tokenizers import from_json
-    from arb_ternary_text.models.generate import CachedModel, streamed_text
+    from arb_ternary_text.data.tokenizers import encode_letters, from_json, special_tokens
+    from arb_ternary_text.models.generate import CachedModel, streamed_text, text_until
     from arb_ternary_text.models.generate import generate as draw
     from arb_ternary_train.restore import load_run
 
@@ -82,7 +91,10 @@ def generate(
             f"text to continue"
         )
     tokenizer = from_json(attached["tokenizer"])
-    prompt_ids = tokenizer.encode(prompt)
+    special = special_tokens(tokenizer)
+    prompt_ids = encode_letters(tokenizer, prompt)
+    if special.adds_bos and special.bos is not None:
+        prompt_ids = [special.bos, *prompt_ids]
     drawn = generator(
         prompt_ids,
         max_new_tokens=max_new_tokens,
@@ -92,7 +104,10 @@ def generate(
         seed=seed,
         device=trained.device,
     )
+    # A model that draws many tokens at once knows no end.
+    until_end = takewhile(lambda token: token not in special.eos, drawn)
+    pieces = text_until(streamed_text(tokenizer, prompt_ids, until_end), stops)
     click.echo(prompt, nl=False)
-    for text in streamed_text(tokenizer, prompt_ids, drawn):
+    for text in pieces:
         click.echo(text, nl=False)
     click.echo()

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 
 
 @attrs.frozen
@@ -33,12 +34,15 @@ class FileTokenizer:
 
     @cached_property
     def _library(self) -> Any:
+        return self._read()
+
+    def _read(self) -> Any:
         try:
             library = import_module("tokenizers")
         except ImportError as error:
             raise EnvironmentProblem(
                 "the tokenizer file needs the package `tokenizers`, which is not installed",
-                "pip install 'arb-ternary-text[tokenizers]'",
+                install_command("arb-ternary-text[tokenizers]"),
             ) from error
         with _library_errors("the tokenizer file cannot be read"):
             tokenizer = library.Tokenizer.from_str(self.definition)
@@ -47,12 +51,43 @@ class FileTokenizer:
         return tokenizer
 
     @cached_property
+    def _letters(self) -> Any:
+        """The tokenizer for text without control tokens."""
+        tokenizer = self._read()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    @cached_property
     def vocabulary_size(self) -> int:
         """The largest id plus one, because ids need not be contiguous."""
         return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
+        return self._ids(self._library, text)
+
+    def encode_letters(self, text: str) -> list[int]:
+        """Encode text in which the spelling of a control token is text like any other."""
+        return self._ids(self._letters, text)
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids, and the first character and the end of the text of each."""
         library = self._library
+        with _library_errors("the text cannot be encoded"):
+            encoding = library.encode(text, add_special_tokens=False)
+        return list(encoding.ids), list(encoding.offsets)
+
+    @cached_property
+    def control_tokens(self) -> dict[str, int]:
+        """Id of each control token, by its spelling."""
+        added = self._library.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    def token_text(self, token: int) -> str:
+        """Return how the vocabulary spells a token."""
+        return str(self._library.id_to_token(token) or "")
+
+    @staticmethod
+    def _ids(library: Any, text: str) -> list[int]:
         with _library_errors("the text cannot be encoded"):
             return list(library.encode(text, add_special_tokens=False).ids)
 
@@ -92,7 +127,7 @@ class SentencePieceTokenizer:
         except ImportError as error:
             raise EnvironmentProblem(
                 "the tokenizer file needs the package `sentencepiece`, which is not installed",
-                "pip install 'arb-ternary-text[sentencepiece]'",
+                install_command("arb-ternary-text[sentencepiece]"),
             ) from error
         try:
             content = b64decode(self.model, validate=True)
@@ -116,6 +151,10 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return [int(i) for i in self._library.EncodeAsIds(text)]
+
+    def token_text(self, token: int) -> str:
+        """Return how the vocabulary spells a token."""
+        return str(self._library.IdToPiece(token))
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.vocabulary_size)

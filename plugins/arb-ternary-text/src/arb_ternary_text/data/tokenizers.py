@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from arb_ternary.config.options import Rule
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary_text.data.file_tokenizers import FileTokenizer, SentencePieceTokenizer, check_ids
+from arb_ternary_text.data.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 
 #: Help text of an option that names the tokenizer of a text.
 TOKENIZER_HELP: Final = (
@@ -233,6 +234,75 @@ class PaddedTokenizer:
         }
 
 
+@attrs.frozen
+class LanguageTokenizer:
+    """A tokenizer that knows the special tokens and the chat template of its model.
+
+    Attributes:
+        inner: the tokenizer.
+        special: its special tokens and template.
+    """
+
+    inner: Tokenizer
+    special: SpecialTokens
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.inner.vocabulary_size
+
+    def encode(self, text: str) -> list[int]:
+        return self.inner.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.inner.decode(list(ids))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "language",
+            "tokenizer": self.inner.to_json(),
+            "special": self.special.to_json(),
+        }
+
+
+def base_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer inside ``tokenizer``, without padding and special tokens."""
+    while isinstance(tokenizer, PaddedTokenizer | LanguageTokenizer):
+        tokenizer = tokenizer.inner
+    return tokenizer
+
+
+def base_state(state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the same of the result of ``to_json``; None for None."""
+    while state is not None and state.get("kind") in ("padded", "language"):
+        state = state["tokenizer"]
+    return state
+
+
+def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """Return the special tokens of ``tokenizer``; bytes and characters have none."""
+    return tokenizer.special if isinstance(tokenizer, LanguageTokenizer) else NO_SPECIAL_TOKENS
+
+
+def encode_letters(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode text in which no letters are a control token, whatever they spell.
+
+    ``Tokenizer.encode`` reads the letters ``<|im_end|>`` as that token, if there is one, which is
+    right for a text that a template has written. This is for what a user has typed.
+    """
+    base = base_tokenizer(tokenizer)
+    return base.encode_letters(text) if isinstance(base, FileTokenizer) else base.encode(text)
+
+
+def token_text(tokenizer: Tokenizer, token: int | None) -> str | None:
+    """Return the text that stands for a control token in templates; None for None."""
+    base = base_tokenizer(tokenizer)
+    if token is None:
+        return None
+    if isinstance(base, FileTokenizer | SentencePieceTokenizer):
+        return base.token_text(token)
+    return base.decode([token])
+
+
 def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
     """Build the tokenizer that a config names.
 
@@ -304,6 +374,8 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
         raise DataError("tokenizer.json: not a JSON object")
     if state.get("kind") == "padded":
         return _padded(state)
+    if state.get("kind") == "language":
+        return _language(state)
     kinds: dict[str, tuple[type[Any], str | None, type]] = {
         "bytes": (ByteTokenizer, None, object),
         "characters": (CharacterTokenizer, "alphabet", str),
@@ -314,7 +386,8 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
     kind = state.get("kind")
     if kind not in kinds:
         raise DataError(
-            f"tokenizer.json: kind must be one of {', '.join(kinds)} and padded, not {kind!r}"
+            f"tokenizer.json: kind must be one of {', '.join(kinds)}, padded and language, not "
+            f"{kind!r}"
         )
     make, name, type_ = kinds[kind]
     fields = {key: value for key, value in state.items() if key != "kind"}
@@ -352,9 +425,11 @@ def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str
             f"the {ids - vocabulary_size} last tokens out of the tokenizer's files; or move these "
             f"files out of the folder, and the run reads ids.",
         )
-    if inner.vocabulary_size < vocabulary_size:
-        inner = PaddedTokenizer(inner, vocabulary_size)
-    return inner.to_json()
+    if ids == vocabulary_size:
+        return inner.to_json()
+    if isinstance(inner, LanguageTokenizer):
+        return attrs.evolve(inner, inner=PaddedTokenizer(inner.inner, vocabulary_size)).to_json()
+    return PaddedTokenizer(inner, vocabulary_size).to_json()
 
 
 def _padded(state: Mapping[str, Any]) -> Tokenizer:
@@ -365,11 +440,25 @@ def _padded(state: Mapping[str, Any]) -> Tokenizer:
             "tokenizer.json: kind padded has two fields, tokenizer (an object) and "
             "vocabulary_size (int)"
         )
-    if inner.get("kind") == "padded" or type(size) is not int:
+    if inner.get("kind") in ("padded", "language") or type(size) is not int:
         raise DataError(
             "tokenizer.json: kind padded has a tokenizer of another kind, and a whole number of ids"
         )
     return PaddedTokenizer(from_json(inner), size)
+
+
+def _language(state: Mapping[str, Any]) -> Tokenizer:
+    inner = state.get("tokenizer")
+    fits = sorted(state) == ["kind", "special", "tokenizer"]
+    if not (fits and isinstance(inner, Mapping)) or inner.get("kind") == "language":
+        raise DataError(
+            "tokenizer.json: kind language has two fields, tokenizer (an object, of another kind) "
+            "and special (an object)"
+        )
+    tokenizer = from_json(inner)
+    return LanguageTokenizer(
+        tokenizer, SpecialTokens.from_json(state["special"], tokenizer.vocabulary_size)
+    )
 
 
 def encode_stream(tokenizer: Tokenizer, text: str) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from torch import Tensor
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.data.tokenizers import Tokenizer
 from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
+
+#: Tokens of a prompt that are decoded with the first new token.
+_CONTEXT_IDS: Final = 16
 
 
 @runtime_checkable
@@ -244,17 +247,68 @@ def streamed_text(
 ) -> Iterator[str]:
     """Yield the text of ``drawn`` piece by piece.
 
-    A character that spans several tokens appears when it is complete.
+    A character that spans several tokens appears when it is complete. Only the last tokens are
+    decoded again for each new one: those of the last piece, because some decoders write a token
+    differently at the beginning of a text, and those that follow them.
     """
-    ids = list(prompt_ids)
-    shown = tokenizer.decode(list(prompt_ids))
-    text = shown
+    recent = list(prompt_ids[-_CONTEXT_IDS:])
+    text = tokenizer.decode(recent)
+    shown = text
+    # A piece of text begins with the token after the first `known` ones; none if the prompt may
+    # have ended within a character.
+    known = 0 if text.endswith("\ufffd") else len(recent)
     for token in drawn:
-        ids.append(token)
-        text = tokenizer.decode(ids)
+        recent.append(token)
+        text = tokenizer.decode(recent)
         whole = text.rstrip("\ufffd")
-        if whole.startswith(shown) and len(whole) > len(shown):
-            yield whole[len(shown) :]
-            shown = whole
+        if not whole.startswith(shown):
+            # The prompt ended within a character.
+            shown = shown.rstrip("\ufffd")
+        if not (whole.startswith(shown) and len(whole) > len(shown)):
+            continue
+        yield whole[len(shown) :]
+        shown = whole
+        if whole == text:
+            recent = recent[known:]
+            known = len(recent)
+            text = tokenizer.decode(recent)
+            shown = text
     if text.startswith(shown) and len(text) > len(shown):
         yield text[len(shown) :]
+
+
+def text_until(pieces: Iterable[str], stops: Collection[str]) -> Iterator[str]:
+    """Yield ``pieces`` up to the first stop string, which is left out.
+
+    The end of what was read is held back while it may be the beginning of a stop string.
+
+    Raises:
+        UsageProblem: a stop string is empty. It is raised by the call.
+    """
+    if "" in stops:
+        raise UsageProblem("stop: a stop string must not be empty")
+
+    def passed() -> Iterator[str]:
+        held = ""
+        for piece in pieces:
+            held += piece
+            found = [place for place in map(held.find, stops) if place >= 0]
+            if found:
+                if min(found):
+                    yield held[: min(found)]
+                return
+            kept = max((_overlap(held, stop) for stop in stops), default=0)
+            ready = held[: len(held) - kept]
+            held = held[len(held) - kept :]
+            if ready:
+                yield ready
+        if held:
+            yield held
+
+    return passed()
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of ``text`` that begins ``stop``."""
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)
