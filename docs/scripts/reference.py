@@ -48,6 +48,38 @@ MOST_USED = (
 )
 
 
+#: What plugins derive from, call or are given, beyond the protocols: title, module, names.
+BUILDING_BLOCKS = (
+    (
+        "Optimizers of ternary modules",
+        "arb_ternary.optim.ternary",
+        ("TernaryOptimizer", "VoteUpdate"),
+    ),
+    (
+        "Ternary modules",
+        "arb_ternary.ternary.module",
+        ("TernaryModule", "VoteOptions"),
+    ),
+    ("Votes of a module", "arb_ternary.ternary.vote_memory", ("VoteMemory",)),
+    (
+        "Modules of a model",
+        "arb_ternary.ternary.models",
+        ("ternary_modules", "stored_modules", "seed_votes"),
+    ),
+    ("Random numbers", "arb_ternary.counters.hashing", ("counter_hash", "uniform", "hash_words")),
+    ("Phases", "arb_ternary_train.standard", ("StandardPhase", "log_and_evaluate")),
+    ("Options of phases", "arb_ternary_train.options", ("LoopOptions", "StandardConfig")),
+    ("A run in progress", "arb_ternary_train.context", ("TrainingContext",)),
+    ("The training loop", "arb_ternary_train.loop", ("TrainingLoop",)),
+    ("Results of a step", "arb_ternary_train.step", ("StepReport", "Skip", "StepResult")),
+    ("A state to return to", "arb_ternary_train.loop_state", ("Snapshot",)),
+    ("Texts", "arb_ternary_text.data.files", ("Text", "text_source", "split_source")),
+    ("Batches", "arb_ternary_text.data.loader", ("SampledBatches",)),
+    ("Loading plugins", "arb_ternary.plugins.manager", ("manager", "reset_manager", "Plugins")),
+    ("The torch backend", "arb_ternary.backends.reference", ("pack", "unpack")),
+)
+
+
 def workspace() -> frozenset[str]:
     """Return the distributions of this repository.
 
@@ -375,27 +407,49 @@ def protocols_page() -> str:
     for title, name in modules.items():
         module = import_module(name)
         parts.append(f"## {title}\n\nModule `{name}`. {prose(inspect.getdoc(module) or '')}")
-        for public in public_names(module):
-            found = getattr(module, public)
-            if isinstance(found, type):
-                parts.append(class_text(public, found))
-            elif callable(found):
-                parts.append(
-                    f"### `{public}`\n\n```python\n{signature(public, found)}\n```\n\n"
-                    f"{docstring(found)}"
-                )
-            else:
-                parts.append(f"### `{public}`\n\n`{found!r}`")
+        parts += [name_text(public, getattr(module, public)) for public in public_names(module)]
     return "\n\n".join(parts)
 
 
+def building_blocks_page() -> str:
+    """Return the page of the classes and functions that plugins are built from."""
+    parts = [
+        "# Building blocks for plugins",
+        "Classes to derive from, and what the parts of a plugin call or are given. "
+        "[Component protocols](protocols.md) are what a component must implement.",
+    ]
+    for title, name, names in BUILDING_BLOCKS:
+        module = import_module(name)
+        parts.append(f"## {title}\n\nModule `{name}`. {prose(inspect.getdoc(module) or '')}")
+        parts += [name_text(public, getattr(module, public)) for public in names]
+    return "\n\n".join(parts)
+
+
+def name_text(name: str, found: Any) -> str:
+    """Return the section of a class, function or constant."""
+    if isinstance(found, type):
+        return class_text(name, found)
+    if callable(found):
+        shown = signature(name, found)
+        return f"### `{name}`\n\n```python\n{shown}\n```\n\n{docstring(found)}"
+    return f"### `{name}`\n\n`{found!r}`"
+
+
 def class_text(name: str, cls: type[Any]) -> str:
-    """Return the text of a class with its fields or its methods."""
+    """Return the text of a class with its constructor, its fields and its methods."""
+    from arb_ternary.config.options import HELP
+
     parts = [f"### `{name}`", docstring(cls)]
     if attrs.has(cls):
-        return "\n\n".join([*parts, attribute_list(cls)])
+        is_config = all(HELP in each.metadata for each in attrs.fields(cls))
+        parts.append(option_table(cls) if is_config else attribute_list(cls))
+    elif inspect.isfunction(vars(cls).get("__init__")) and not getattr(cls, "_is_protocol", False):
+        constructor = vars(cls)["__init__"]
+        call = signature(name, constructor, skip=("self",)).removesuffix(" -> None")
+        parts.append(f"```python\n{call}\n```")
     for method, member in vars(cls).items():
-        if method.startswith("_"):
+        inherits_text = member.__doc__ is None and bool(inspect.getdoc(member))
+        if method.startswith("_") or inherits_text:
             continue
         if isinstance(member, property):
             assert member.fget is not None
@@ -506,6 +560,7 @@ def pages() -> dict[str, str]:
         "environment.md": environment_page(),
         "errors.md": errors_page(),
         "protocols.md": protocols_page(),
+        "building-blocks.md": building_blocks_page(),
         "kernels.md": kernels_page(),
         "api.md": api_page(),
         **config_pages(),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,38 @@ def test_a_hook_says_when_it_is_called(hook: str) -> None:
     documentation = ast.get_docstring(hook_functions()[hook]) or ""
     assert "alled" in documentation
     assert documentation.splitlines()[0].replace("``", "`") in page("hooks.md")
+
+
+# --- what plugins import
+
+_PYTHON = re.compile(r"^```python(?: title=\"[^\"]+\")?\n(.*?)^```$", re.M | re.S)
+
+
+def imported_by_plugins() -> set[str]:
+    """Return the classes and functions that the pages on plugins and the templates import."""
+    codes = []
+    for path in (ROOT / "docs" / "how-to").glob("write-*.md"):
+        codes += _PYTHON.findall(path.read_text(encoding="utf-8"))
+    for path in ROOT.glob("plugins/arb-ternary-testing/src/**/*.py.template"):
+        codes.append(re.sub(r"\$\{?(\w+)\}?", r"\1", path.read_text(encoding="utf-8")))
+    found = set()
+    for code in codes:
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("arb_ternary"):
+                module = import_module(str(node.module))
+                names = [alias.name for alias in node.names]
+                found |= {name for name in names if callable(getattr(module, name))}
+    return found
+
+
+def test_everything_that_plugins_are_built_from_is_documented() -> None:
+    headings = set(re.findall(r"^##+ `(\w+)`$", "\n".join(pages().values()), re.M))
+    wanted = {"TernaryOptimizer", "TernaryModule", "TrainingLoop", "TrainingContext", "LoopOptions"}
+    assert wanted | imported_by_plugins() <= headings
+    blocks = page("building-blocks.md")
+    for method in ("apply_votes", "set_votes", "update_of", "train_microbatch", "make_optimizer"):
+        assert f"\n{method}(" in blocks
+    assert "| `batch_size` |" in blocks
 
 
 # --- commands, variables, keys, errors
