@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+from importlib import import_module
 from importlib.metadata import version
+
+import pytest
 
 from arb_ternary import __version__, hookspecs
 from arb_ternary.cli.main import main
@@ -179,13 +183,45 @@ def test_every_hook_is_listed_with_its_arguments(install_plugin, capsys):
     of_runs = [hook.__name__ for hook in hookspecs.RUN_HOOKS]
     added = ["arb_register_orders", "arb_register_samplers"]
     assert [row["name"] for row in rows] == [*known[: -len(of_runs)], *added, *of_runs]
-    assert all(f"{row['name']}({', '.join(row['arguments'])})" in text for row in rows)
+    assert all(row["signature"] in text for row in rows)
     assert {row["name"]: row["group"] for row in rows} == {
         **dict.fromkeys((*known, *added), "registration"),
         "arb_plugin_info": "information",
         **dict.fromkeys(of_runs, "observer"),
         "arb_select_backend": "selection",
     }
+
+
+def test_printed_signatures_pass_a_strict_type_checker(
+    install_plugin, capsys, tmp_path, monkeypatch
+):
+    api = pytest.importorskip("mypy.api")
+    monkeypatch.setenv("MYPY_CONFIG_FILE_DIR", "")  # mypy sets it
+    install_plugin("good", GOOD)
+    signatures = [row["signature"] for row in as_json(capsys, "plugins", "hooks")]
+    assert (
+        "arb_step_end(context: RunContext, step: int, metrics: Mapping[str, Any]) -> None"
+        in signatures
+    )
+    assert main(["plugins", "hooks", "--help"]) == 0
+    text = capsys.readouterr().out
+    modules = re.findall(r"arb_ternary\.[\w.]*\w|collections\.abc|\btypes\b|typing", text)
+    imports = set()
+    for name in set(re.findall(r"\b[A-Z]\w+", " ".join(signatures))) - {"None"}:
+        module = next(each for each in reversed(modules) if hasattr(import_module(each), name))
+        imports.add(f"from {module} import {name}")
+    functions = [f"def {signature}:\n    raise NotImplementedError" for signature in signatures]
+    file = tmp_path / "hooks.py"
+    file.write_text("\n".join([*sorted(imports), *functions, ""]), encoding="utf-8")
+    options = (
+        "--config-file=",
+        "--strict",
+        "--follow-imports=skip",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    )
+    printed, _, code = api.run([*options, str(file)])
+    assert code == 0, printed
 
 
 # --- backends

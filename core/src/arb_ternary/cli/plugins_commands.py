@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -83,7 +84,11 @@ def _facts(record: PluginRecord) -> dict[str, Any]:
 @click.command("hooks")
 @as_json
 def hooks(as_json: bool) -> None:
-    """List every hook that a plugin or a tracker can implement."""
+    """List every hook that a plugin or a tracker can implement, with its signature.
+
+    The types are in arb_ternary.specs, arb_ternary.protocols.runs, arb_ternary.backends.select,
+    collections.abc, types and typing.
+    """
     facts = []
     rows = []
     for hook in manager().hooks:
@@ -91,11 +96,36 @@ def hooks(as_json: bool) -> None:
         group = group_of(hook)
         arguments = list(inspect.signature(hook).parameters)
         text = inspect.getdoc(hook) or ""
-        facts.append({"name": name, "group": group, "arguments": arguments, "documentation": text})
-        call = f"{name}({', '.join(arguments)})"
+        written = _signature(hook)
+        facts.append(
+            {
+                "name": name,
+                "group": group,
+                "arguments": arguments,
+                "signature": written,
+                "documentation": text,
+            }
+        )
         summary = text.partition("\n")[0]
-        rows.append((call, group, summary))
+        rows.append((written, group, summary))
     if as_json:
         print_json(facts)
     else:
         print_table(("hook", "group", "what it does"), rows)
+
+
+def _signature(hook: Callable[..., Any]) -> str:
+    """Return name, arguments and result of a hook with the annotations of its source."""
+    signature = inspect.signature(hook)
+    empty = inspect.Parameter.empty
+    arguments = []
+    for name, parameter in signature.parameters.items():
+        annotation = parameter.annotation
+        arguments.append(name if annotation is empty else f"{name}: {_annotation(annotation)}")
+    result = signature.return_annotation
+    arrow = "" if result is empty else f" -> {_annotation(result)}"
+    return f"{hook.__name__}({', '.join(arguments)}){arrow}"
+
+
+def _annotation(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
