@@ -20,6 +20,11 @@ from arb_ternary_interchange.huggingface.added_tokens import (
 )
 from arb_ternary_interchange.huggingface.json_file import read_bytes, read_object, read_text
 from arb_ternary_interchange.huggingface.known import note_of
+from arb_ternary_interchange.huggingface.sentencepiece_definition import (
+    special_roles,
+    tokenizer_definition,
+)
+from arb_ternary_interchange.sentencepiece_model import read_model
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
 from arb_ternary_text.data.file_tokenizers import SentencePieceTokenizer
 
@@ -84,6 +89,9 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
 
     Raises:
         ConfigError: transformers has no such tokenizer.
+        DataError: a sentencepiece model is damaged.
+        EnvironmentProblem: the comparison with a sentencepiece model needs a package that is not
+            installed.
     """
     if tokenizer.get("kind") == "padded":
         tokenizer = tokenizer["tokenizer"]  # the embedding may have more rows than ids
@@ -100,8 +108,11 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
     elif kind == "file":
         (folder / _DEFINITION).write_text(str(tokenizer["definition"]), encoding="utf-8")
     elif kind == "sentencepiece":
-        (folder / _SENTENCEPIECE).write_bytes(base64.b64decode(tokenizer["model"]))
-        settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": True}
+        content = base64.b64decode(tokenizer["model"])
+        model = read_model(content)
+        definition = tokenizer_definition(model, content)
+        (folder / _DEFINITION).write_text(json.dumps(definition), encoding="utf-8")
+        settings |= special_roles(model)
     else:
         why = _REASONS.get(str(kind), "it is of a kind that is not known here")
         raise ConfigError(
