@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.errors import CheckpointError, ConfigError
 from arb_ternary_distributed.schedule import DistributedSchedule
 from arb_ternary_train.config import RanksConfig
-from arb_ternary_train.loop_state import Outcome
+from arb_ternary_train.loop_state import InFlight, Outcome
 from arb_ternary_train.microbatches import SequentialSchedule
 from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_votes.scaled_votes import ScaledVotes
@@ -65,12 +67,19 @@ class Learner:
         table.limits = VoteLimits(vote_limit=16 * 256)
         self.batches = batches
         self.microbatches = 0
+        self.in_flight = InFlight()
+        self.drawn: Any = deque()
         self.voters: Any = ()
         self.seen: list[tuple[int, int]] = []
 
+    def draw_microbatch(self, number: int) -> None:
+        drawn = next(self.batches)
+        assert drawn == number
+        self.drawn.append(SimpleNamespace(number=number, predictions=number))
+
     def train_on(self, index: int) -> Outcome:
-        number = next(self.batches)
-        self.microbatches += 1
+        number = self.drawn.popleft().number
+        self.microbatches = number + 1
         self.seen.append((index, number))
         for module in self.voters:
             module.begin_microbatch(index)
@@ -80,7 +89,7 @@ class Learner:
         y = self.model["table"](self.model["first"](x))
         loss = (self.model["last"](y) if number % 3 else y).square().mean()
         if number == 2:
-            return Outcome(math.inf, 1)
+            return Outcome(math.inf, number)
         loss.backward()
         return Outcome(float(loss.detach()), number)
 
@@ -92,11 +101,16 @@ def two_steps(schedule: Any, batches: Numbers) -> list[dict[str, Any]]:
     learner.voters = schedule.prepare(learner.model, learner.optimizer)
     for first in (0, MICROBATCHES):
         outcomes: list[Outcome] = []
+        totals: set[int] = set()
         while len(outcomes) < MICROBATCHES:
             own: list[Outcome] = []
+            totals.add(schedule.draw(learner, len(outcomes)))
             for index in schedule.indices(learner, len(outcomes), own):
                 own += [learner.train_on(index)]
-            outcomes += schedule.gather_outcomes(own)
+            for outcome in schedule.gather_outcomes(own):
+                learner.in_flight = learner.in_flight.plus(outcome)
+                outcomes.append(outcome)
+        learner.in_flight = InFlight()
         table = learner.model["table"]
         gradients: dict[str, Tensor | None] = {
             name: p.grad for name, p in learner.model.named_parameters()
@@ -110,6 +124,7 @@ def two_steps(schedule: Any, batches: Numbers) -> list[dict[str, Any]]:
                 "statistics": [table.stats.clone(), table.magnitudes.clone()],
                 "votes": table.sums.votes.clone(),
                 "casts": table.casts,
+                "totals": totals,
                 "counted": (batches.cursor, learner.microbatches),
                 "seen": [each for each in learner.seen if each[1] >= first],
             }
@@ -147,6 +162,9 @@ def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
             ends = [(MICROBATCHES, MICROBATCHES), counted]
             assert step["counted"] == ends[number]
             assert step["outcomes"] == whole["outcomes"]
+            # Predictions of a micro-batch are its number here; the lost one counts too.
+            numbers = range(number * MICROBATCHES, (number + 1) * MICROBATCHES)
+            assert step["totals"] == whole["totals"] == {sum(numbers)}
             for name, gradient in whole["gradients"].items():
                 assert torch.equal(step["gradients"][name], gradient)
             for mine, its in zip(step["statistics"], whole["statistics"], strict=True):
@@ -161,10 +179,11 @@ def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
 
 def test_a_step_begun_by_one_process_is_refused() -> None:
     schedule = DistributedSchedule(TWO, MICROBATCHES, RanksConfig())
+    learner: Any = Learner(Skipping())
     with pytest.raises(
         CheckpointError, match="after 3 of the 5 micro-batches of a step, and several ranks"
     ):
-        next(schedule.indices(Learner(Skipping()), 3, []))
+        schedule.draw(learner, 3)
 
 
 class Defers(torch.optim.SGD):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from torch import nn
 
 from arb_ternary import TernaryLinear
@@ -81,6 +82,14 @@ class Context:
 
     def record_skip(self, what: str, value: float, microbatch: int) -> None:
         self.skips.append((what, microbatch))
+
+
+class Uneven(CausalMasking):
+    """Batches differ in the number of predictions that count; every fourth or so has none."""
+
+    def apply(self, batch: Batch, *_: object) -> MaskedBatch:
+        masked = super().apply(batch, *_)  # type: ignore[arg-type]
+        return evolve(masked, loss_mask=masked.inputs < int(batch.sample_ids[0]) % 4)
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -163,6 +172,35 @@ def test_accumulated_micro_batches_are_averaged() -> None:
     )  # type: ignore[method-assign]
     step(together)
     torch.testing.assert_close(table(context), table(other))
+
+
+@pytest.mark.parametrize("lost", [None, 2])
+def test_a_step_is_the_mean_over_all_predictions(lost: int | None) -> None:
+    loop, context = loop_of(gradient_accumulation_steps=5, poisoned=(lost,) if lost else ())
+    context.masking = Uneven()
+    before = table(context)
+    loop.schedule.draw(loop, 0)
+    drawn = [each.masked for each in loop.drawn]
+    counts = [int(each.loss_mask.sum()) for each in drawn]
+    assert (min(counts), len(set(counts))) == (0, 4)
+    # The same in closed form: the gradient of softmax cross entropy is softmax minus one-hot.
+    gradient = np.zeros((VOCABULARY, VOCABULARY))
+    losses = []
+    for number, masked in enumerate(drawn, start=1):
+        if number == lost:
+            continue
+        pairs = zip(masked.inputs[masked.loss_mask], masked.targets[masked.loss_mask], strict=True)
+        for now, then in pairs:
+            p = torch.softmax(before[now].double(), 0).numpy()
+            losses.append(-math.log(p[then]))
+            gradient[now] += p - np.eye(VOCABULARY)[then]
+    report = step(loop)
+    assert (report.tokens, report.draws) == (len(losses), 4 if lost else 5)
+    assert report.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    # What a lost micro-batch predicts stays in the divisor.
+    np.testing.assert_allclose(
+        table(context).numpy(), before.numpy() - 0.5 * gradient / sum(counts), atol=1e-6
+    )
 
 
 def test_deferred_step_keeps_gradient_weights_and_schedule() -> None:
@@ -309,23 +347,27 @@ def test_loss_signal_is_the_mean_of_microbatches() -> None:
 
 @pytest.mark.parametrize("make", [sgd, Deferring, lambda p: torch.optim.AdamW(p, lr=0.1)])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: int) -> None:
-    whole, context = loop_of(
-        make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
-    )
-    reports = [whole.train_microbatch() for _ in range(14)]
-    for stop in range(14):
-        first, broken = loop_of(
+@pytest.mark.parametrize("masking", [CausalMasking, Uneven])
+def test_a_loop_continues_exactly_from_any_micro_batch(
+    make: Any, accumulate: int, masking: Any
+) -> None:
+    def made() -> tuple[TrainingLoop, Context]:
+        loop, context = loop_of(
             make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
         )
+        context.masking = masking()
+        return loop, context
+
+    whole, context = made()
+    reports = [whole.train_microbatch() for _ in range(14)]
+    for stop in range(14):
+        first, broken = made()
         for _ in range(stop):
             first.train_microbatch()
         state = first.state_dict()
         weights = {k: v.clone() for k, v in broken.model.state_dict().items()}
         calls = getattr(first.optimizer, "calls", 0)
-        second, resumed = loop_of(
-            make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
-        )
+        second, resumed = made()
         resumed.model.load_state_dict(weights)
         resumed.model.calls = stop  # type: ignore[assignment]
         second.load_state_dict(state)
@@ -427,7 +469,6 @@ def test_bfloat16_training_keeps_the_parameters_in_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"steps": 5, "warmup_steps": 6}, "'warmup_steps' must be at most 'steps'"),
         (
             {"gradient_accumulation_steps": 4097},
             "'gradient_accumulation_steps' must be 1 to 4096, not 4097",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -94,10 +95,9 @@ class DistributedSchedule:
             shard_moments(optimizer, self._world)
         return voters
 
-    def indices(self, loop: TrainingLoop, first: int, outcomes: list[Outcome]) -> Iterator[int]:
-        """See ``MicrobatchSchedule``. All micro-batches of a step are trained on together."""
-        rank = self._world.rank
-        size = self._world.size
+    def draw(self, loop: TrainingLoop, first: int) -> int:
+        """See ``MicrobatchSchedule``. A step is drawn as a whole. Collective."""
+        world = self._world
         count = self._count
         if first % count:
             raise CheckpointError(
@@ -107,27 +107,41 @@ class DistributedSchedule:
                 "torchrun, or resume from an earlier one: --resume PATH.",
             )
         if isinstance(loop.batches, ShardableBatches):
-            loop.batches.shard(rank, size, count)
+            loop.batches.shard(world.rank, world.size, count)
+        done = 0
+        with no_global_draws(world.device):
+            for index in range(world.rank, count, world.size):
+                _skip(loop, index - done)
+                loop.draw_microbatch(loop.microbatches + index)
+                done = index + 1
+            _skip(loop, count - done)
+        total = torch.tensor(sum(drawn.predictions for drawn in loop.drawn), device=world.device)
+        dist.all_reduce(total, group=world.group)
+        return int(total)
+
+    def indices(self, loop: TrainingLoop, first: int, outcomes: list[Outcome]) -> Iterator[int]:
+        """See ``MicrobatchSchedule``. All micro-batches of a step are trained on together."""
+        rank = self._world.rank
+        size = self._world.size
+        count = self._count
+        before = loop.microbatches
         if self._options.ordered_sums:
             sums: OrderedSums | AllReduceSums = OrderedSums(self._world)
         else:
             sums = AllReduceSums(self._world, len(_trainable(loop.model)))
         for exchange in self._exchanges.values():
             exchange.begin_step()
-        done = 0
         rounds = -(-count // size)
         for number in range(rounds):
             index = number * size + rank
             trained = index < count
             last = number == rounds - 1
             if trained:
-                _skip(loop, index - done)
                 if last and self._may_send_early:
                     for rule, exchange in self._exchanges.items():
                         exchange.send_during_backward(rule)
                 with no_global_draws(self._world.device):
                     yield index
-                done = index + 1
             if self._weights is not None:
                 self._weights.end_round()
             if self._rounds is not None:
@@ -136,7 +150,7 @@ class DistributedSchedule:
                 for rule, exchange in self._exchanges.items():
                     exchange.end_step(rule)
             self._add(sums, loop, trained and outcomes[-1].finite)
-        _skip(loop, count - done)
+        loop.microbatches = before + count
         self._take(sums, loop)
 
     @property
@@ -200,8 +214,7 @@ class DistributedSchedule:
 
 
 def _skip(loop: TrainingLoop, count: int) -> None:
-    """Advance the loop as if it had trained on the next ``count`` micro-batches."""
-    loop.microbatches += count
+    """Pass over the next ``count`` batches, which other ranks draw."""
     if isinstance(loop.batches, ShardableBatches):
         loop.batches.skip(count)
     else:

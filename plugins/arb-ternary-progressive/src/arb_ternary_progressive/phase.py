@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import attrs
 import torch
@@ -59,6 +60,8 @@ class _StackLoop(TrainingLoop):
         self._depth = depth_of(stage.index, config.target_stacks)
         self.time_step: int | None = None
         self._time: float | None = None
+        # Times drawn for micro-batches; all of a step are masked before the first is trained on.
+        self._times: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
         if config.time_interpretation == "depth":
             self.time_step = config.time_step(stage.index, config.target_stacks)
             self._time = time_of_step(self.time_step, config.num_time_steps)
@@ -68,15 +71,17 @@ class _StackLoop(TrainingLoop):
         """Mask ``batch`` at the stack's depth and time, or at a time drawn for this micro-batch."""
         context = self.context
         config = self._config
+        time = self._time
         if config.time_interpretation == "input" and config.time_sampling == "batch":
             drawn = torch.rand((), generator=self._generator("time"))
-            self._time = discrete_time(float(drawn), config.num_time_steps)
+            time = discrete_time(float(drawn), config.num_time_steps)
+            self._times[batch] = time
         mask_context = GrowthContext(
             step=self.step,
             seed=context.seed,
             vocabulary_size=context.vocabulary_size,
             depth=self._depth,
-            time=self._time,
+            time=time,
         )
         return context.masking.apply(batch, self._generator("mask"), mask_context)
 
@@ -84,7 +89,7 @@ class _StackLoop(TrainingLoop):
         """Return logits ``[B, S, V]``, through the new stack alone if the trunk's are cached."""
         time: Tensor | float | None = None
         if self._config.time_interpretation == "input":
-            time = masked.times if self._config.draws_sample_times else self._time
+            time = masked.times if self._config.draws_sample_times else self._times[batch]
         options: dict[str, Any] = {"time": time}
         if self._stream is not None:
             hidden_BSD = self._stream.hidden(masked.inputs, batch.sample_ids, time)

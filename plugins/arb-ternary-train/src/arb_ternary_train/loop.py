@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,11 +24,12 @@ from arb_ternary_train.build import require_protocol
 from arb_ternary_train.evaluate import block_size_of, forward_arguments, masked_loss
 from arb_ternary_train.fine_tuning import FineTuning
 from arb_ternary_train.loop_state import InFlight, LoopState
+from arb_ternary_train.microbatches import DrawnMicrobatch
 from arb_ternary_train.model_options import apply_model_options
 from arb_ternary_train.policy import Adjustment, StepPolicy
 from arb_ternary_train.precision import autocast_for, scaler_for
 from arb_ternary_train.schedules import apply_schedule
-from arb_ternary_train.seeding import derive_seed, derived_generator
+from arb_ternary_train.seeding import derive_seed, derived_generator, preserved_global_rng
 from arb_ternary_train.step import Diverged, Skip, StepReport, StepResult, train_step
 from arb_ternary_train.threads import set_loop_threads
 
@@ -53,7 +55,8 @@ class TrainingLoop:
 
     Attributes:
         step: optimizer steps taken.
-        microbatches: micro-batches drawn.
+        microbatches: micro-batches trained on.
+        drawn: micro-batches of the step under way that were drawn ahead.
         skipped: micro-batches and gradients that were dropped because they were not finite.
         skipped_in_a_row: those since the last step.
         in_flight: the micro-batches since the last step.
@@ -82,6 +85,7 @@ class TrainingLoop:
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.in_flight = InFlight()
+        self.drawn: deque[DrawnMicrobatch] = deque()
 
         # The model.
         device = context.device
@@ -242,25 +246,51 @@ class TrainingLoop:
             min_rate=options.min_rate,
         )
 
-    def next_microbatch(self, index: int) -> tuple[Batch, MaskedBatch]:
-        """Read and mask the next micro-batch; it has this ``index`` within its step."""
-        if not self.batches.continues:
+    def draw_microbatch(self, number: int) -> None:
+        """Read and mask the next micro-batch, the loop's with this ``number``, into ``drawn``."""
+        # After a resume within a step its micro-batches are drawn again; the global generators are
+        # those of later.
+        again = self.in_flight.accumulated > 0
+        with preserved_global_rng(self.context.device) if again else nullcontext():
+            position = self.batches.state_dict()
+            continues = self.batches.continues
+            batch = next(self.batches)
+            trained = self.microbatches
+            self.microbatches = number
+            masked = self.mask(batch)
+            self.microbatches = trained
+        predictions = self.count_predictions(masked)
+        self.drawn.append(DrawnMicrobatch(number, position, continues, batch, masked, predictions))
+
+    def next_microbatch(self, index: int) -> DrawnMicrobatch:
+        """Return the first of ``drawn`` to train on; it has this ``index`` within its step."""
+        drawn = self.drawn.popleft()
+        if not drawn.continues:
             reset_runtime_state(self.model)
-        batch = next(self.batches)
-        masked = self.mask(batch).to(self.context.device)
-        self.microbatches += 1
+        self.microbatches = drawn.number + 1
         for module in self.voters:
             module.begin_microbatch(index)
-        return batch, masked
+        return drawn
 
     def mask(self, batch: Batch) -> MaskedBatch:
-        """Mask ``batch``: a pure function of seed, step and number of the micro-batch."""
+        """Mask ``batch``: a pure function of seed, step and number of the micro-batch.
+
+        All micro-batches of a step are masked before the first is trained on.
+        """
         context = self.context
         generator = derived_generator(context.seed, self.key, "mask", self.step, self.microbatches)
         mask_context = MaskContext(
             step=self.step, seed=context.seed, vocabulary_size=context.vocabulary_size
         )
         return context.masking.apply(batch, generator, mask_context)
+
+    def count_predictions(self, masked: MaskedBatch) -> int:
+        """Return the number of predictions that the loss of a micro-batch is the mean of.
+
+        A subclass whose :meth:`loss` is the mean of others than those of ``loss_mask`` overrides
+        it.
+        """
+        return int(masked.loss_mask.sum())
 
     def compute_loss(self, batch: Batch, masked: MaskedBatch) -> Tensor:
         """Return the loss of a micro-batch, with its graph."""

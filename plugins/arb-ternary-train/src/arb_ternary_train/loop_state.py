@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -48,6 +48,19 @@ class Outcome:
         return math.isfinite(self.loss)
 
 
+def weighted_losses(losses: Sequence[float], tokens: Sequence[int]) -> list[float]:
+    """Return mean losses of micro-batches, so weighted that their mean is that over predictions.
+
+    The weight of a micro-batch is the number of its predictions over the mean number, exactly 1 if
+    all have as many.
+    """
+    total = sum(tokens)
+    if not total:
+        return [*losses]
+    count = len(losses)
+    return [loss * (own * count / total) for loss, own in zip(losses, tokens, strict=True)]
+
+
 @frozen
 class InFlight:
     """The micro-batches since the last step.
@@ -58,6 +71,7 @@ class InFlight:
         tokens: predictions of the same micro-batches.
         cast: micro-batches with a finite loss since the last call of ``optimizer.step``.
         microbatch_index: index of the next micro-batch within the step, from 0.
+        predictions: predictions of all micro-batches since the last call of ``optimizer.step``.
     """
 
     accumulated: int = 0
@@ -65,11 +79,15 @@ class InFlight:
     tokens: tuple[int, ...] = ()
     cast: int = 0
     microbatch_index: int = 0
+    predictions: int = 0
 
     def plus(self, outcome: Outcome) -> InFlight:
         """Return these and one more micro-batch. One without a finite loss only takes an index."""
         longer = evolve(
-            self, accumulated=self.accumulated + 1, microbatch_index=self.microbatch_index + 1
+            self,
+            accumulated=self.accumulated + 1,
+            microbatch_index=self.microbatch_index + 1,
+            predictions=self.predictions + outcome.tokens,
         )
         if not outcome.finite:
             return longer
@@ -78,9 +96,15 @@ class InFlight:
         return evolve(longer, losses=losses, tokens=tokens, cast=self.cast + 1)
 
     @property
-    def recent(self) -> tuple[float, ...]:
-        """Losses since the last call of ``optimizer.step``."""
-        return self.losses[len(self.losses) - self.cast :]
+    def mean_loss(self) -> float:
+        """Mean loss over the predictions of ``losses``."""
+        return math.fsum(weighted_losses(self.losses, self.tokens)) / len(self.losses)
+
+    @property
+    def recent_loss(self) -> float:
+        """The same since the last call of ``optimizer.step``."""
+        first = len(self.losses) - self.cast
+        return evolve(self, losses=self.losses[first:], tokens=self.tokens[first:]).mean_loss
 
     def attempted(self, *, dropped: bool) -> InFlight:
         """Return the micro-batches after a call of ``optimizer.step`` that did not step.
@@ -89,7 +113,7 @@ class InFlight:
             dropped: whether the call dropped the micro-batches since the call before it.
         """
         if not dropped:
-            return evolve(self, accumulated=0, cast=0)
+            return evolve(self, accumulated=0, cast=0, predictions=0)
         kept = len(self.losses) - self.cast
         return InFlight(
             accumulated=0,
@@ -110,7 +134,7 @@ class LoopState:
         micro_batches: micro-batches drawn.
         skipped: micro-batches and gradients that were dropped.
         skipped_in_a_row: those since the last step.
-        sampler: where the batches stand.
+        sampler: where the batches stand, before those that were drawn and not trained on.
         optimizer: state of the optimizer.
         scaler: state of the loss scaler; None without one.
         in_flight: the micro-batches since the last step (:func:`in_flight_state`).
@@ -140,7 +164,7 @@ class LoopState:
             micro_batches=loop.microbatches,
             skipped=loop.skipped,
             skipped_in_a_row=loop.skipped_in_a_row,
-            sampler=loop.batches.state_dict(),
+            sampler=loop.drawn[0].position if loop.drawn else loop.batches.state_dict(),
             optimizer=loop.optimizer.state_dict(),
             scaler=loop.scaler.state_dict() if loop.scaler.is_enabled() else None,
             in_flight=in_flight_state(loop.model, loop.in_flight),
@@ -158,6 +182,7 @@ class LoopState:
         loop.microbatches = self.micro_batches
         loop.skipped = self.skipped
         loop.skipped_in_a_row = self.skipped_in_a_row
+        loop.drawn.clear()
         loop.batches.load_state_dict(self.sampler)
         loop.optimizer.load_state_dict(dict(self.optimizer))
         if loop.scaler.is_enabled() and self.scaler is not None:
@@ -195,6 +220,7 @@ def in_flight_state(model: nn.Module, in_flight: InFlight) -> dict[str, Any]:
         # Some micro-batches had no finite loss.
         state["cast"] = in_flight.cast
         state["place"] = in_flight.microbatch_index
+        state["predictions"] = in_flight.predictions
 
     gradients = {}
     for name, parameter in model.named_parameters():
@@ -243,13 +269,16 @@ def load_in_flight(model: nn.Module, state: Mapping[str, Any], device: torch.dev
         _load_sums(module, state.get("sums", {}).get(name, {}))
 
     losses = tuple(state["losses"])
+    tokens = tuple(state["tokens"])
     accumulated = state["accumulated"]
+    cast = state.get("cast", accumulated)
     return InFlight(
         accumulated=accumulated,
         losses=losses,
-        tokens=tuple(state["tokens"]),
-        cast=state.get("cast", accumulated),
+        tokens=tokens,
+        cast=cast,
         microbatch_index=state.get("place", len(losses)),
+        predictions=state.get("predictions", sum(tokens[len(tokens) - cast :])),
     )
 
 

@@ -140,7 +140,8 @@ class LoopOptions:
     )
     gradient_accumulation_steps: int = option(
         1,
-        "micro-batches per step: float gradients are averaged, votes are cast once for each",
+        "micro-batches per step, which is that of one batch: each is weighted by its predictions; "
+        "votes are cast once for each",
         validator=step_size,
     )
     use_amp: bool = option(False, "run the forward pass under torch.autocast")

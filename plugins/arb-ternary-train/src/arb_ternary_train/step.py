@@ -1,10 +1,12 @@
 """One training step, top to bottom, and the records that it returns.
 
-A micro-batch whose loss is not finite keeps its index within the step but never reaches the
-backward pass: it casts no vote and adds no gradient. If no micro-batch of a step has a finite loss,
-the optimizer is not called. What an optimizer may declare is in ``arb_ternary.optim.protocol``: one
-that defers its step keeps gradients and votes, and neither is ``zero_grad`` called nor does the
-schedule advance before it has stepped.
+A step is that of the mean loss over the predictions of all its micro-batches, however many each
+has. A micro-batch whose loss is not finite keeps its index within the step but never reaches the
+backward pass: it casts no vote and adds no gradient. Its predictions stay in the divisor, with
+which the others may have cast their votes already; the reported loss leaves them out. If no
+micro-batch of a step has a finite loss, the optimizer is not called. What an optimizer may declare
+is in ``arb_ternary.optim.protocol``: one that defers its step keeps gradients and votes, and
+neither is ``zero_grad`` called nor does the schedule advance before it has stepped.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class StepReport:
 
     Attributes:
         step: steps that the loop has taken, this one included.
-        loss: mean loss of the micro-batches with a finite loss, in nats per prediction.
+        loss: mean over the predictions of the micro-batches with a finite loss, in nats.
         outcome: what the optimizer reported.
         rates: ``lr`` of the first float group, ``rate`` of the first ternary group.
         draws: number of micro-batches with a finite loss.
@@ -131,15 +133,18 @@ def train_step(loop: TrainingLoop) -> StepResult:
     # Rates are set before every micro-batch: votes are cast at the rate.
     rates = loop.apply_rates()
 
+    # Count the predictions of the step: they decide what each micro-batch weighs.
+    index_of_first = loop.in_flight.microbatch_index
+    total = loop.schedule.draw(loop, index_of_first)
+
     # Forward and backward.
     own: list[Outcome] = []
-    for index in loop.schedule.indices(loop, loop.in_flight.microbatch_index, own):
-        batch, masked = loop.next_microbatch(index)
-        loss = loop.compute_loss(batch, masked)
-        outcome = Outcome(float(loss.detach()), int(masked.loss_mask.sum()))
+    for index in loop.schedule.indices(loop, index_of_first, own):
+        drawn = loop.next_microbatch(index)
+        loss = loop.compute_loss(drawn.batch, drawn.masked.to(loop.context.device))
+        outcome = Outcome(float(loss.detach()), drawn.predictions)
         if outcome.finite:
-            # The gradient of a step is the mean over its micro-batches.
-            mean_loss = loss / accumulation if accumulation > 1 else loss
+            mean_loss = drawn.weigh(loss, total) if accumulation > 1 else loss
             scaler.scale(mean_loss).backward()  # type: ignore[no-untyped-call]
         else:
             reset_runtime_state(loop.model)
@@ -177,7 +182,7 @@ def train_step(loop: TrainingLoop) -> StepResult:
         # Step, but for a gradient that is not finite: it would reach every float parameter, and the
         # next checkpoint.
         if looks_itself or norm is None or math.isfinite(norm):
-            signals = loop.signals(math.fsum(in_flight.recent) / len(in_flight.recent))
+            signals = loop.signals(in_flight.recent_loss)
             scale = scaler.get_scale()
             result = as_outcome(scaler.step(optimizer, **signals), optimizer)
             scaler.update()
@@ -196,7 +201,7 @@ def train_step(loop: TrainingLoop) -> StepResult:
             loop.count_step()
             report = StepReport(
                 step=loop.step,
-                loss=math.fsum(in_flight.losses) / len(in_flight.losses),
+                loss=in_flight.mean_loss,
                 outcome=result,
                 rates=rates,
                 draws=len(in_flight.losses),

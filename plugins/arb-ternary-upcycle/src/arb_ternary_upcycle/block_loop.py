@@ -73,6 +73,10 @@ class BlockLoop(TrainingLoop):
         targets_BSD = self._streams.targets(self._block, masked.inputs, batch.sample_ids)
         return F.l1_loss(output.float(), targets_BSD)
 
+    def count_predictions(self, masked: MaskedBatch) -> int:
+        """Return the number of positions; all of them count in the loss."""
+        return masked.loss_mask.numel()
+
     def set_rates(self) -> dict[str, float]:
         """Set the rates of the schedule, times the factor of autotuning."""
         rates = super().set_rates()
