@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from arb_ternary_orchestrator.branches import reward
+from arb_ternary_orchestrator.branches import probe_loss, reward
 from arb_ternary_orchestrator.control import ControlFile
 from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_train.loop import TrainingLoop
@@ -31,6 +33,16 @@ pytestmark = pytest.mark.usefixtures("harmful")
 def test_reward_formula() -> None:
     assert reward(2.0, 1.5, 3, 1.6) == pytest.approx(10 * 0.5 - 0.3 - 0.16)
     assert reward(1.5, 2.0, 0, None) == pytest.approx(-5.0)
+
+
+def test_the_loss_of_a_probe_is_a_mean_over_predictions() -> None:
+    loop: Any = MagicMock()
+    loop.options.use_amp = False
+    loop.context.device = torch.device("cpu")
+    loop.model = nn.Identity()
+    loop.count_predictions.side_effect = [1, 3]
+    loop.loss.side_effect = [2.0, 4.0]
+    assert probe_loss(loop, [loop.batch, loop.batch]) == pytest.approx((2.0 + 3 * 4.0) / 4)
 
 
 def test_run_without_decisions_equals_the_plain_run(tiny: Any, equal: Any) -> None:

@@ -16,6 +16,7 @@ from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import BatchRequest
 from arb_ternary.ternary.models import reset_runtime_state
 from arb_ternary_train.evaluate import evaluation_mode
+from arb_ternary_train.loop_state import weighted_losses
 from arb_ternary_train.precision import autocast_for
 from arb_ternary_train.seeding import derive_seed, preserved_global_rng
 from arb_ternary_train.step import Diverged, StepResult
@@ -236,7 +237,7 @@ def draw_probe(loop: TrainingLoop, batches: int) -> list[Batch]:
 
 @torch.no_grad()
 def probe_loss(loop: TrainingLoop, batches: Sequence[Batch]) -> float:
-    """Return the mean of the loop's own loss over ``batches``; nothing is learned, no vote is cast.
+    """Return the loop's own loss over the predictions of ``batches``; no vote is cast.
 
     What the model remembers of the last batch (``preserve_state``) is lost; restore a snapshot if
     it matters.
@@ -247,12 +248,14 @@ def probe_loss(loop: TrainingLoop, batches: Sequence[Batch]) -> float:
     votes = bool(trainable.ternary or trainable.stored)
     autocast = autocast_for(context.device, options.use_amp, options.amp_dtype, ternary=votes)
     losses = []
+    predictions = []
     with preserved_global_rng(context.device), evaluation_mode(loop.model):
         for batch in batches:
             reset_runtime_state(loop.model)
             masked = loop.mask(batch).to(context.device)
+            predictions.append(loop.count_predictions(masked))
             with autocast():
                 output = loop.predict(batch, masked)
             losses.append(float(loop.loss(batch, masked, output)))
         reset_runtime_state(loop.model)
-    return sum(losses) / len(losses)
+    return sum(weighted_losses(losses, predictions)) / len(losses)
