@@ -74,6 +74,25 @@ def test_failed_creation_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_what_a_kill_left_is_removed_unless_it_is_in_use(tmp_path: Path) -> None:
+    names = {".run.making-1", ".run.making-2", ".run-2.making-1", ".[a]un.making-1"}
+    for name in names:
+        (tmp_path / name / "logs").mkdir(parents=True)
+    with RunDirectory(tmp_path / ".run.making-2").locked():
+        make(tmp_path / "run")
+    names.remove(".run.making-1")
+    assert {path.name for path in tmp_path.iterdir()} == names | {"run"}
+
+
+def test_a_directory_in_the_making_is_not_removed(tmp_path: Path) -> None:
+    def interfere(made: RunDirectory) -> None:
+        with pytest.raises(UsageProblem, match="another process"), made.locked():
+            pass
+
+    RunDirectory(tmp_path / "run").create("name: x\n", RUN_RECORD, {}, interfere)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_the_lock_is_exclusive_and_given_back(tmp_path: Path) -> None:
     directory = make(tmp_path / "run")
     with (

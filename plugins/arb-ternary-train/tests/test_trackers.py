@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from arb_ternary.errors import ArbError, Interrupted
+from arb_ternary_testing.file_faults import FileFaults
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.trackers import CsvConfig, build_csv
 
@@ -53,3 +55,17 @@ def test_tracker_outside_a_run_is_an_error(tiny: Any) -> None:
         build_csv(CsvConfig()).arb_checkpoint_save(None, {})  # type: ignore[arg-type]
     with pytest.raises(ArbError, match="cannot be written"):
         tiny.run("run", "trackers=[{name: csv, path: run.json/metrics.csv}]")
+
+
+def test_a_table_that_cannot_be_written_is_named(tmp_path: Path, tiny: Any) -> None:
+    with FileFaults(tmp_path) as counted:
+        tiny.run("whole", "trackers=[csv]")
+    operations = [(kind, path.name) for kind, path in counted.operations]
+    for kind in ("write", "create"):
+        number = operations.index((kind, "metrics.csv"))
+        run = f"no-{kind}"
+        with (
+            FileFaults(tmp_path, errno.ENOSPC, number),
+            pytest.raises(ArbError, match=rf"{run}/metrics\.csv: .*No space left on device"),
+        ):
+            tiny.run(run, "trackers=[csv]")

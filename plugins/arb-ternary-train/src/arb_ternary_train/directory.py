@@ -8,7 +8,8 @@
                    before its first checkpoint
 ``checkpoints/``   see ``arb_ternary_train.checkpoint``
 ``logs/train.log`` what was printed, with the time
-``result.json``    final numbers, when the run has finished
+``result.json``    final numbers, when the run has finished; ``result.before.json`` is of a run
+                   that was then made longer
 ================== =================================================================================
 
 A directory is created under a hidden name and then renamed, so a directory with ``run.json`` is
@@ -17,12 +18,13 @@ complete.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -35,6 +37,8 @@ from arb_ternary_train.durable import replacing
 RUNS: Final = Path("runs")
 FORMAT: Final = "arb-ternary-run"
 VERSION: Final = 1
+#: What to do when the system refuses to write.
+_AGAIN: Final = "Free some space, or allow it; then continue with --resume."
 #: What commands read of ``run.json``, by path, with its type.
 _RECORDED: Final[Mapping[str, type]] = {
     "attachments": list,
@@ -47,9 +51,16 @@ _RECORDED: Final[Mapping[str, type]] = {
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write ``content`` to ``path``, which is replaced as a whole."""
-    with replacing(path) as new:
-        new.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    """Write ``content`` to ``path``, which is replaced as a whole.
+
+    Raises:
+        ArbError: the system refuses.
+    """
+    try:
+        with replacing(path) as new:
+            new.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 @contextmanager
@@ -102,6 +113,25 @@ def open_file(path: Path, mode: str, **options: Any) -> IO[Any]:
         return path.open(mode, **options)
     except OSError as error:
         raise ArbError(f"{path}: cannot be opened: {reason_of(error)}") from error
+
+
+def write_line(file: IO[bytes], path: Path, line: bytes) -> None:
+    """Write to ``file``, which has no buffer and is at ``path``.
+
+    Raises:
+        ArbError: the disk is full or refuses.
+    """
+    try:
+        written = file.write(line)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if written != len(line):
+        raise ArbError(f"{path}: the disk is full", _AGAIN)
+
+
+def unwritable(path: Path, error: OSError) -> ArbError:
+    """Return the error for a file of a run that the system refuses to write."""
+    return ArbError(f"{path}: cannot be written: {reason_of(error)}", _AGAIN)
 
 
 def reason_of(error: OSError) -> str:
@@ -227,29 +257,59 @@ class RunDirectory:
             raise UsageProblem(
                 f"{self.path}: exists and is not a run directory", "Choose another: --run-dir DIR"
             )
-        staging = self.path.with_name(f".{self.path.name}.making-{os.getpid()}")
+        self._remove_unfinished()
+        staging = self.path.with_name(f"{self._staging_prefix}{os.getpid()}")
+        made = RunDirectory(staging)
         try:
             staging.mkdir(parents=True)
-            (staging / "logs").mkdir()
-            (staging / "checkpoints").mkdir()
-            made = RunDirectory(staging)
-            made.config_file.write_text(config_text, encoding="utf-8")
-            for name, content in attachments.items():
-                write_json(made.attachment_file(name), content)
-            facts = {
-                "format": FORMAT,
-                "version": VERSION,
-                **record,
-                "attachments": sorted(attachments),
-            }
-            write_json(made.record_file, facts)
-            finish(made)
-            staging.replace(self.path)
+            with made.locked():
+                (staging / "logs").mkdir()
+                (staging / "checkpoints").mkdir()
+                made.config_file.write_text(config_text, encoding="utf-8")
+                for name, content in attachments.items():
+                    write_json(made.attachment_file(name), content)
+                facts = {
+                    "format": FORMAT,
+                    "version": VERSION,
+                    **record,
+                    "attachments": sorted(attachments),
+                }
+                write_json(made.record_file, facts)
+                finish(made)
+                staging.replace(self.path)
         except BaseException as error:
             shutil.rmtree(staging, ignore_errors=True)
             if isinstance(error, OSError):
                 raise ArbError(f"{self.path}: the run directory cannot be made: {error}") from error
             raise
+
+    @property
+    def _staging_prefix(self) -> str:
+        """Beginning of the hidden name that the directory has while a process makes it."""
+        return f".{self.path.name}.making-"
+
+    def _remove_unfinished(self) -> None:
+        """Remove what killed processes left that were making this directory."""
+        for path in self.path.parent.glob(f"{glob.escape(self._staging_prefix)}*"):
+            # A process that lives has the lock.
+            with suppress(ArbError), RunDirectory(path).locked():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def change_length(self, config_text: str) -> None:
+        """Replace the config of a run that goes on with another number of steps.
+
+        The result of the shorter run becomes ``result.before.json``: the run has not ended.
+
+        Raises:
+            ArbError: the system refuses.
+        """
+        try:
+            if self.result_file.exists():
+                self.result_file.replace(self.path / "result.before.json")
+            with replacing(self.config_file) as new:
+                new.write_text(config_text, encoding="utf-8")
+        except OSError as error:
+            raise unwritable(self.config_file, error) from error
 
     def keep_metrics(self) -> None:
         """Rename the metrics of an attempt that left no checkpoint, before the next one begins.

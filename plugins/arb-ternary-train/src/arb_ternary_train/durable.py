@@ -20,9 +20,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.writing")
     try:
-        yield temporary
-        flush(temporary)
-        temporary.replace(path)
+        with naming(path):
+            yield temporary
+            flush(temporary)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -42,6 +43,21 @@ def flush(path: Path) -> None:
             return
         raise
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an OSError in the ``with`` block name ``path`` if it names no file.
+
+    The system does not say which file a descriptor belongs to that cannot be written or flushed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

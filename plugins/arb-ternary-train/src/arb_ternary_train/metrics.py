@@ -13,12 +13,16 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Self
 
 from arb_ternary.errors import ArbError
-from arb_ternary_train.directory import check_regular, open_file, reason_of
-
-_FREE_SPACE: Final = "Free some space, then continue with --resume."
+from arb_ternary_train.directory import (
+    check_regular,
+    open_file,
+    reason_of,
+    unwritable,
+    write_line,
+)
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
@@ -69,8 +73,11 @@ class MetricsWriter:
                 self._cut(resume_at, resume_step or 0)
             else:
                 self._cut_torn_line()
-        except OSError as error:
-            raise ArbError(f"{path}: cannot be cut: {reason_of(error)}") from error
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise ArbError(f"{path}: cannot be cut: {reason_of(error)}") from error
+            raise
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record.
@@ -78,13 +85,7 @@ class MetricsWriter:
         Raises:
             ArbError: the disk is full.
         """
-        line = to_line(record)
-        try:
-            written = self._file.write(line)
-        except OSError as error:
-            raise ArbError(f"{self.path}: cannot be written: {error}", _FREE_SPACE) from error
-        if written != len(line):
-            raise ArbError(f"{self.path}: the disk is full", _FREE_SPACE)
+        write_line(self._file, self.path, to_line(record))
 
     def sync(self) -> int:
         """Make everything written so far durable; return the length of the file in bytes.
@@ -95,8 +96,7 @@ class MetricsWriter:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            message = f"{self.path}: cannot be written: {reason_of(error)}"
-            raise ArbError(message, _FREE_SPACE) from error
+            raise unwritable(self.path, error) from error
         return self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:

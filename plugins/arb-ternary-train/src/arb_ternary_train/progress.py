@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TextIO
 from attrs import define, field
 
 from arb_ternary.errors import ArbError
-from arb_ternary_train.directory import open_file, reason_of
+from arb_ternary_train.directory import open_file, reason_of, write_line
 
 #: Seconds between lines on the progress of an evaluation.
 _EVALUATION_LINES: Final = 5.0
@@ -64,11 +64,17 @@ class LogFile:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ArbError(f"{path.parent}: cannot be made: {reason_of(error)}") from error
-        self._file = open_file(path, "a", encoding="utf-8", buffering=1)
+        self._path = path
+        self._file = open_file(path, "ab", buffering=0)
 
     def line(self, text: str) -> None:
-        """Write one line."""
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        """Write one line.
+
+        Raises:
+            ArbError: the disk is full or refuses.
+        """
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
+        write_line(self._file, self._path, line.encode(errors="backslashreplace"))
 
     def close(self) -> None:
         """Close the file."""

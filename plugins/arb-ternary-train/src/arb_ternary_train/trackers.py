@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from attrs import frozen
@@ -13,6 +14,7 @@ from arb_ternary import hookimpl
 from arb_ternary.config.options import option
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.runs import RunContext
+from arb_ternary_train.directory import unwritable, write_line
 
 
 @frozen(kw_only=True)
@@ -31,6 +33,7 @@ class CsvTracker:
 
     def __init__(self, config: CsvConfig) -> None:
         self.config = config
+        self._path = Path(config.path)
         self._file: BinaryIO | None = None
         self._columns: list[str] = []
 
@@ -40,10 +43,11 @@ class CsvTracker:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
+            if context.step == 0:
+                self._file.truncate(0)
         except OSError as error:
-            raise ArbError(f"{path}: cannot be written: {error}") from error
-        if context.step == 0:
-            self._file.truncate(0)
+            raise unwritable(path, error) from error
+        self._path = path
 
     @hookimpl
     def arb_step_end(self, context: RunContext, step: int, metrics: Mapping[str, Any]) -> None:
@@ -61,7 +65,11 @@ class CsvTracker:
     def arb_checkpoint_load(self, context: RunContext, state: Mapping[str, Any]) -> None:
         mine = state.get(f"csv {self.config.path}", {"length": 0, "columns": []})
         self._columns = list(mine["columns"])
-        self._opened().truncate(min(mine["length"], self._opened().seek(0, io.SEEK_END)))
+        file = self._opened()
+        try:
+            file.truncate(min(mine["length"], file.seek(0, io.SEEK_END)))
+        except OSError as error:
+            raise unwritable(self._path, error) from error
 
     @hookimpl
     def arb_run_end(self, context: RunContext, status: str) -> None:
@@ -72,7 +80,7 @@ class CsvTracker:
     def _write(self, values: list[Any]) -> None:
         row = io.StringIO(newline="")
         csv.writer(row).writerow(values)
-        self._opened().write(row.getvalue().encode())
+        write_line(self._opened(), self._path, row.getvalue().encode())
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
