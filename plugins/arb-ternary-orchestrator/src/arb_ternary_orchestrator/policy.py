@@ -171,10 +171,10 @@ class Orchestrator:
 
     def close(self) -> None:
         """Release the snapshots. A phase may save its last checkpoint after its last loop."""
-        self._ring.clear()
-        self._memory.close()
         if self._log is not None:
             self._log.close()
+        self._ring.clear()
+        self._memory.close()
 
     # --- observing
 
