@@ -9,13 +9,15 @@ from typing import Any
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError
 from arb_ternary_interchange.components import named_exporter
+from arb_ternary_interchange.protocols import LosesMetadata
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.restore import load_run
 
 
 def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
-    """Write the model of ``run`` to ``destination`` and return one line about what was written.
+    """Write the model of ``run`` to ``destination`` and return what was written, and a line for
+    each thing that this form cannot hold.
 
     Args:
         run: a run directory or a checkpoint.
@@ -31,7 +33,10 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
     trained = load_run(run, accumulators=getattr(exporter, "writes_accumulators", True))
     metadata = export_metadata(trained.config, trained.directory, trained.checkpoint.step)
     exporter.export(trained.model, destination, metadata)
-    return f"{name}, step {trained.checkpoint.step} of {trained.directory.path}"
+    lines = [f"{name}, step {trained.checkpoint.step} of {trained.directory.path}"]
+    if isinstance(exporter, LosesMetadata):
+        lines += [f"note: {lost}" for lost in exporter.unmapped(metadata)]
+    return "\n".join(lines)
 
 
 def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> dict[str, Any]:

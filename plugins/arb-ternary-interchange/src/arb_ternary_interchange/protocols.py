@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -24,6 +24,15 @@ class Exporter(Protocol):
         """Write ``model`` to the file or folder ``destination``, atomically: an existing one is
         replaced only by a complete one.
         """
+        ...
+
+
+@runtime_checkable
+class LosesMetadata(Protocol):
+    """An exporter that cannot hold all metadata of a run."""
+
+    def unmapped(self, metadata: Mapping[str, Any]) -> Sequence[str]:
+        """Return what the written form lacks of ``metadata``, one sentence each."""
         ...
 
 

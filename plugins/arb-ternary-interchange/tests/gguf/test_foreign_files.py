@@ -211,7 +211,7 @@ def test_added_beginnings_and_adapters_are_named(make_decoder: Make, export: Exp
     notes = GgufModel(GgufFile(rewritten(export(make_decoder("llama"), "f32"), keys))).unmapped
     assert notes == (
         "general.type is adapter, but the file is read as a whole model",
-        "tokenizer.ggml.add_bos_token is True, but texts are read here without added tokens",
+        "tokenizer.ggml.add_bos_token is true, but there is no bos_token_id",
     )
 
 

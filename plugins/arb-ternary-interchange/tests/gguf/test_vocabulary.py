@@ -18,7 +18,7 @@ from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
 from arb_ternary_interchange.gguf.reader import GgufFile
 from arb_ternary_interchange.gguf.vocabulary import vocabulary_keys
 from arb_ternary_text.data.shakespeare import load_text
-from arb_ternary_text.data.tokenizers import ByteTokenizer, PaddedTokenizer, from_json
+from arb_ternary_text.data.tokenizers import ByteTokenizer, PaddedTokenizer, base_state, from_json
 from arb_ternary_text.models.decoder import Decoder
 
 Make = Callable[..., Decoder]
@@ -141,8 +141,10 @@ def test_byte_level_merges_give_the_same_ids_and_come_back(
     model = GgufModel(GgufFile(path))
     assert model.unmapped == ()
     assert model.tokenizer is not None
+    inner = base_state(model.tokenizer)
+    assert inner is not None
     before = json.loads(state["definition"])
-    after = json.loads(model.tokenizer["definition"])
+    after = json.loads(inner["definition"])
     assert after["model"]["vocab"] == before["model"]["vocab"]
     assert after["model"]["merges"] == before["model"]["merges"]
     assert after["added_tokens"] == before["added_tokens"]

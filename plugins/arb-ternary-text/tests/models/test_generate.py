@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_text.models.generate import generate, next_token_probabilities, streamed_text
+from arb_ternary_text.models.generate import (
+    CachedReader,
+    generate,
+    next_token_probabilities,
+    streamed_text,
+)
 
 Decoders = Callable[..., Decoder]
 Tokens = Callable[..., torch.Tensor]
@@ -184,6 +189,31 @@ def test_greedy_text_is_the_argmax_of_full_forward_passes(float_decoder: Decoder
     for _ in range(20):
         ids.append(greedy(model, ids))
     assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0)) == ids[3:]
+
+
+@pytest.mark.parametrize("cache", ["float", "int8"])
+@pytest.mark.parametrize("window", [None, 8])
+def test_a_reader_goes_on_where_it_was_or_from_where_it_is_rewound(
+    float_decoder: Decoders, window: int | None, cache: CacheNumbers
+) -> None:
+    model = float_decoder(sliding_window=window)
+    reader = CachedReader(model, cache=cache)
+
+    def drawn(unread: list[int], reader: CachedReader | None) -> list[int]:
+        options = {"max_new_tokens": 5, "temperature": 0.0, "cache": cache}
+        return list(generate(model, unread, reader=reader, **options))
+
+    first = drawn([1, 2, 3], reader)
+    assert reader.seen == [1, 2, 3, *first[:-1]]
+    text = [1, 2, 3, *first, 7]
+    assert drawn(text[len(reader.seen) :], reader) == drawn(text, None)
+    other = [1, 2, 3, first[0], 4, 4]
+    reader.rewind(4)
+    assert reader.seen == ([1, 2, 3, first[0]] if window is None else [])
+    assert drawn(other[len(reader.seen) :], reader) == drawn(other, None)
+    reader.rewind(0)
+    assert reader.seen == []
+    assert drawn([5], reader) == drawn([5], None)
 
 
 def test_the_head_multiplies_only_the_last_prompt_position(

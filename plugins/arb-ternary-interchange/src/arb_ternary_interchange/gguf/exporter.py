@@ -18,12 +18,14 @@ from arb_ternary_interchange.decoder.architecture import architecture_of
 from arb_ternary_interchange.decoder.weights import weight_paths
 from arb_ternary_interchange.gguf.blocks import chunks, encode_floats, encode_trits, row_chunks
 from arb_ternary_interchange.gguf.model_keys import check_options, file_type, model_keys
+from arb_ternary_interchange.gguf.special_tokens import END_KEYS
 from arb_ternary_interchange.gguf.tensor_types import F32, FLOAT_TYPES, TensorType
 from arb_ternary_interchange.gguf.tensors import ROPE_FACTORS, FileTensors, scale_name
 from arb_ternary_interchange.gguf.type_choice import block_exponents, choose_type
 from arb_ternary_interchange.gguf.vocabulary import vocabulary_keys
 from arb_ternary_interchange.gguf.writer import PlannedTensor, write_gguf
 from arb_ternary_interchange.options import GgufConfig
+from arb_ternary_text.data.tokenizers import from_json, special_tokens, token_text
 from arb_ternary_text.models.decoder import Decoder
 
 
@@ -58,6 +60,18 @@ class GgufExporter:
             if len(tensor.shape) > 1:
                 weights[tensor.type] += math.prod(tensor.shape)
         write_gguf(destination, {**keys, "general.file_type": file_type(weights)}, planned)
+
+    def unmapped(self, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+        """Name the tokens that end a text for which a file has no key."""
+        state = metadata.get("tokenizer")
+        if state is None or state.get("kind") != "language":
+            return ()
+        tokenizer = from_json(state)
+        ends = special_tokens(tokenizer).eos[len(END_KEYS) :]
+        if not ends:
+            return ()
+        lost = ", ".join(str(token_text(tokenizer, end)) for end in ends)
+        return (f"a GGUF file names {len(END_KEYS)} tokens that end a text; left out: {lost}",)
 
     def _plan(self, model: Decoder, architecture: str) -> list[PlannedTensor]:
         """Return names, shapes and types. The bytes of a tensor are made when it is written."""

@@ -41,11 +41,20 @@ USED: Final = (
     "general.alignment",
     "general.architecture",
     "split.count",
+    "tokenizer.chat_template",
+    "tokenizer.ggml.add_bos_token",
+    "tokenizer.ggml.add_eos_token",
+    "tokenizer.ggml.bos_token_id",
+    "tokenizer.ggml.eom_token_id",
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
     "tokenizer.ggml.merges",
     "tokenizer.ggml.model",
+    "tokenizer.ggml.padding_token_id",
     "tokenizer.ggml.pre",
     "tokenizer.ggml.token_type",
     "tokenizer.ggml.tokens",
+    "tokenizer.ggml.unknown_token_id",
 )
 #: Keys under the architecture's name that change nothing, and why.
 HARMLESS_OF_MODEL: Final[Mapping[str, str]] = {
@@ -62,8 +71,8 @@ HARMLESS: Final[Mapping[str, str]] = {
     r"general\.(?!type$).*": "names, authors, licences and sources; tensors state their own types",
     r"quantize\.imatrix\..*": "how llama-quantize chose the weights that are in the file",
     r"split\.(no|tensors\.count)": "the place of a part; a file with other parts is refused",
-    r"tokenizer\.chat_template(s|\..*)?": "how a program writes dialogues",
-    r"tokenizer\.ggml\.\w+_token_ids?": "special tokens by role; the tokens are in the list",
+    r"tokenizer\.chat_templates?(\..*)?": "further templates beside the one that is used",
+    r"tokenizer\.ggml\.\w+_token_ids?": "tokens for tasks that are not done here",
     r"tokenizer\.ggml\.(add_space_prefix|precompiled_charsmap|remove_extra_whitespaces|scores)": (
         "read for tokenizers of sentencepiece, which a note names as a whole"
     ),
@@ -92,8 +101,6 @@ NEUTRAL_OF_MODEL: Final[Mapping[str, tuple[object, ...]]] = {
 #: The same for other keys.
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "general.type": ("model",),
-    "tokenizer.ggml.add_bos_token": (False,),
-    "tokenizer.ggml.add_eos_token": (False,),
     "tokenizer.ggml.add_sep_token": (False,),
 }
 #: Values of ``hidden_activation`` by the activation that the decoder computes.
@@ -135,7 +142,7 @@ def unused_keys(metadata: Metadata, architecture: str, activation: str) -> Itera
 def _lack(key: str) -> str:
     """Return what is left out with a value of ``key`` that changes something."""
     if key.startswith("tokenizer."):
-        return "but texts are read here without added tokens"
+        return "but texts are read here without separators"
     if key.startswith("general."):
         return "but the file is read as a whole model"
     return "which the decoder cannot do"

@@ -10,10 +10,13 @@ from arb_ternary.errors import DataError
 from arb_ternary_interchange.gguf.metadata import ArrayInFile, Metadata
 from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
 from arb_ternary_interchange.gguf.sentencepiece_tokenizer import from_sentencepiece
+from arb_ternary_interchange.gguf.special_tokens import read_special_tokens, special_token_keys
 from arb_ternary_interchange.gguf.tokenizer_json import from_tokenizer_json
 from arb_ternary_interchange.gguf.tokens import TokenKind, Vocabulary
 from arb_ternary_interchange.gguf.values import Kind, Value
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
+from arb_ternary_text.data.special_tokens import SpecialTokens
+from arb_ternary_text.data.tokenizers import base_state
 
 #: A tokenizer, as ``to_json`` writes it, or None; and what could not be read of it.
 _Found = tuple[Mapping[str, Any] | None, tuple[str, ...]]
@@ -37,19 +40,22 @@ def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -
     Raises:
         DataError: there is none, or llama.cpp has none that gives the same ids.
     """
-    while tokenizer is not None and tokenizer.get("kind") == "padded":
-        tokenizer = tokenizer["tokenizer"]
-    kind = None if tokenizer is None else tokenizer.get("kind")
-    if tokenizer is None or kind not in _FORMS:
+    base = base_state(tokenizer)
+    kind = None if base is None else base.get("kind")
+    if tokenizer is None or base is None or kind not in _FORMS:
         unknown = (f"tokenizer: a GGUF file cannot hold the kind {kind!r}", "")
         raise DataError(*_REASONS.get(kind, unknown))
-    vocabulary = _FORMS[kind](tokenizer)
+    vocabulary = _FORMS[kind](base)
     if len(vocabulary.tokens) > vocabulary_size:
         raise DataError(
             f"tokenizer: it has {len(vocabulary.tokens)} ids, but the model {vocabulary_size}",
             "The run's tokenizer and its model do not belong together.",
         )
-    return vocabulary.keys(vocabulary_size)
+    keys = vocabulary.keys(vocabulary_size)
+    if tokenizer.get("kind") == "language":
+        special = SpecialTokens.from_json(tokenizer["special"], vocabulary_size)
+        keys |= special_token_keys(special)
+    return keys
 
 
 def _bytes(_tokenizer: Mapping[str, Any]) -> Vocabulary:
@@ -117,8 +123,25 @@ def read_vocabulary(metadata: Metadata, vocabulary_size: int) -> _Found:
         return None, ("the tokenizer has no list of merges",)
     kinds = _kinds(metadata, len(tokens))
     if not merges and _is_bytes(tokens, kinds):
-        return {"kind": "bytes"}, ()
-    return _byte_level(metadata, tokens, kinds, merges)
+        found: _Found = ({"kind": "bytes"}, ())
+    else:
+        found = _byte_level(metadata, tokens, kinds, merges)
+    return _with_special_tokens(metadata, found, len(tokens))
+
+
+def _with_special_tokens(metadata: Metadata, found: _Found, size: int) -> _Found:
+    """Return a tokenizer with its special tokens, if the file has any."""
+    state, notes = found
+    if state is None:
+        return found
+    if state["kind"] == "bytes":
+        size = 256
+    special, further = read_special_tokens(metadata, size)
+    # A file of bytes has to name some end of a text: the byte 0, which no text has.
+    plain = SpecialTokens(eos=(0,)) if state["kind"] == "bytes" else SpecialTokens()
+    if special != plain:
+        state = {"kind": "language", "tokenizer": state, "special": special.to_json()}
+    return state, notes + further
 
 
 def _is_bytes(tokens: list[str], kinds: list[int] | None) -> bool:

@@ -242,6 +242,13 @@ class KeyValueCache:
         self.length += count
         self._slot += count
 
+    def rewind(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens of a cache without a window."""
+        assert self.window is None
+        assert length <= self.length
+        self.length = length
+        self._slot = length
+
     def bytes_per_token(self) -> int:
         """Return the bytes that all layers keep per token of one sequence; 0 before a pass."""
         return sum(stored[:1, :, :1].nbytes for layer in self.layers for stored in layer.stored)

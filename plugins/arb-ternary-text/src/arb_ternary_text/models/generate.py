@@ -60,6 +60,7 @@ def generate(
     stop: Collection[int] = (),
     device: torch.device | str = "cpu",
     cache: CacheNumbers = "float",
+    reader: CachedReader | None = None,
 ) -> Iterator[int]:
     """Yield the token ids that follow ``prompt_ids``, each as soon as it is drawn.
 
@@ -77,6 +78,8 @@ def generate(
         cache: format of the cached keys and values: ``float``, the dtype of the model, or ``int8``,
             about half the memory of bfloat16
             (:class:`~arb_ternary_text.models.cache.Int8LayerCache`).
+        reader: continues the text that this reader of the model has read, with its device and
+            cache; None = begin a text.
 
     Raises:
         UsageProblem: a value is out of range, or the model cannot make such a cache. It is raised
@@ -96,13 +99,12 @@ def generate(
                     f"{name}: token ids must be from 0 to {model.vocabulary_size - 1}, not {token}"
                 )
     generator = seeded_generator(seed)
-    new_cache = _cache_maker(model, cache)
+    used = reader or CachedReader(model, device, cache)
 
     def drawn() -> Iterator[int]:
-        reader = _Reader(model, torch.device(device), new_cache)
         unread = list(prompt_ids)
         for _ in range(max_new_tokens):
-            probability_V = next_token_probabilities(reader.read(unread), temperature, top_k, top_p)
+            probability_V = next_token_probabilities(used.read(unread), temperature, top_k, top_p)
             token = draw_token(probability_V, generator)
             if token in stop:
                 return
@@ -178,31 +180,57 @@ def _ranked(logits_V: Tensor, count: int | None) -> Tensor:
     return candidates[logits_V[candidates].sort(descending=True, stable=True).indices[:count]]
 
 
-class _Reader:
-    """Feeds tokens to a model through a cache that stays within the context."""
+class CachedReader:
+    """Feeds tokens to a model through a cache that stays within the context.
+
+    Args:
+        model: a causal model.
+        device: the device of the model.
+        cache: format of the cached keys and values, as for :func:`generate`.
+
+    Attributes:
+        seen: the ids that the cache holds; of a model with a sliding window, all that were read.
+
+    Raises:
+        UsageProblem: the model cannot make such a cache.
+    """
 
     def __init__(
-        self, model: CachedModel, device: torch.device, new_cache: Callable[[], KeyValueCache]
+        self, model: CachedModel, device: torch.device | str = "cpu", cache: CacheNumbers = "float"
     ) -> None:
         self._model = model
         self._next_logits: Any = getattr(model, "next_logits", None)
-        self._device = device
-        self._new_cache = new_cache
-        self._cache = new_cache()
-        self._seen: list[int] = []
+        self._device = torch.device(device)
+        self._new_cache = _cache_maker(model, cache)
+        self._cache = self._new_cache()
+        self.seen: list[int] = []
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens of ``seen``, or all of them.
+
+        A cache with a sliding window has dropped what would be needed again, so it forgets all.
+        """
+        if length >= len(self.seen):
+            return
+        if self._model.sliding_window is None and length:
+            self._cache.rewind(length)
+            del self.seen[length:]
+        else:
+            self._cache = self._new_cache()
+            self.seen = []
 
     def read(self, ids: list[int]) -> Tensor:
         """Read more ids; return the logits ``[V]`` of the next token."""
         context = self._model.max_length
         if self._model.sliding_window is None:
-            if len(self._seen) + len(ids) > context:
+            if len(self.seen) + len(ids) > context:
                 # A long prompt fills all of the context; later half of it stays free for new
                 # tokens.
-                kept = max(1, context // 2) if self._seen else context
-                ids = [*self._seen, *ids][-kept:]
-                self._seen = []
+                kept = max(1, context // 2) if self.seen else context
+                ids = [*self.seen, *ids][-kept:]
+                self.seen = []
                 self._cache = self._new_cache()
-            self._seen += ids
+        self.seen += ids
         for first in range(0, len(ids), context):
             logits_V = self._forward(ids[first : first + context])
         return logits_V
