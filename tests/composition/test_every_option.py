@@ -1,4 +1,4 @@
-"""Every option changes the bytes of a run or is a config error.
+"""Every option changes the bytes of a run or is a config error; so is every number, or it trains.
 
 The options come from the registry: a plugin that is installed adds its components without an edit
 here. Weights, the optimizer's state and the metrics of a run of three tiny steps are compared.
@@ -7,7 +7,11 @@ Options that by their nature change none of these bytes are listed below with th
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -20,16 +24,19 @@ import torch
 
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.config.fields import config_fields, default_of, shape_of
-from arb_ternary.config.structure import options_class
-from arb_ternary.config.yaml_document import dump_yaml
-from arb_ternary.errors import ConfigError
+from arb_ternary.config.structure import options_class, structure_with_faults
+from arb_ternary.config.yaml_document import Document, dump_yaml
+from arb_ternary.errors import ArbError, ConfigError, Interrupted
 from arb_ternary.plugins.manager import manager
+from arb_ternary.specs import KINDS
 from arb_ternary_testing.kinds_of_data import TEXT, KindOfData, kind_of_masking, kind_of_model
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_train.step import Diverged
 from arb_ternary_upcycle.float_model import float_config
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
@@ -199,6 +206,12 @@ IN_A_PIPELINE: Final = {
     *("load_teacher", "fold_rotate", "surgery", "projection"),
     *("verify", "benchmark", "export"),
 }
+#: Numbers that nobody wants, and that somebody types.
+EXTREMES: Final = (-1, 0, math.nan, math.inf, 2**63, 1e-300, 1e39)
+#: The largest whole number of an option, and the largest and smallest numbers of float32.
+LIMITS: Final = (2**31 - 1, 3.4028234663852886e38, 2.0**-126)
+#: One in this number of options trains in `make test`.
+TRAINED: Final = 50
 #: Steps of runs in which three steps show no effect of a component.
 STEPS: Final = {
     "phase.blockwise": 6,
@@ -412,20 +425,28 @@ class Runs:
         self.folder = folder
         self.made: dict[str, tuple[bytes, ...]] = {}
 
+    def load(self, config: Mapping[str, Any], path: Path) -> RunConfig:
+        """Write the config of a run to ``path``, and load it.
+
+        Raises:
+            ConfigError: the config is not valid.
+        """
+        text = dump_yaml(dict(config))
+        for key in ("path: text.txt", "teacher: teacher"):
+            text = text.replace(key, key.replace(": ", f": {self.folder}/"))
+        path.write_text(text)
+        return load_config(path).config
+
     def bytes_of(self, config: Mapping[str, Any]) -> tuple[bytes, ...]:
         """Return the files that the run writes.
 
         Raises:
             ConfigError: the config is not valid.
         """
-        name = text = dump_yaml(dict(config))
+        name = dump_yaml(dict(config))
         if name not in self.made:
             directory = self.folder / f"run-{len(self.made)}"
-            path = directory.with_suffix(".yaml")
-            for key in ("path: text.txt", "teacher: teacher"):
-                text = text.replace(key, key.replace(": ", f": {self.folder}/"))
-            path.write_text(text)
-            loaded = load_config(path).config
+            loaded = self.load(config, directory.with_suffix(".yaml"))
             train(loaded, RunRequest(directory=directory, backend="torch", reporter=Silent))
             last = sorted((directory / "checkpoints").glob("step-*"))[-1]
             files = (
@@ -497,3 +518,133 @@ def test_an_option_changes_the_run_or_is_refused(
         except ConfigError:
             continue
     assert not same, f"{'.'.join(path)}: {same} train as the default does, byte for byte"
+
+
+# --- numbers
+
+
+def is_numeric(t: Any) -> bool:
+    """Return whether an option of type ``t`` can hold a number, also in a list or mapping."""
+    return t in (int, float) or any(is_numeric(arm) for arm in get_args(t))
+
+
+def numeric_options(cls: type[Any]) -> dict[tuple[str, ...], attrs.Attribute[Any]]:
+    return {path: field for path, field in options(cls) if is_numeric(field.type)}
+
+
+def in_shape(t: Any, number: float) -> Any:
+    """Return ``number``, or a list or mapping with it, as an option of type ``t`` wants it."""
+    arms = (t, *get_args(t))
+    if int in arms or float in arms:
+        return number
+    for arm in arms:
+        if shape_of(arm) == "list":
+            return [number]
+        if shape_of(arm) == "mapping":
+            return {0 if get_args(arm)[0] is int else "head": number}
+    return number
+
+
+def every_component() -> Iterator[Any]:
+    """Yield every config class that a component has, and that of runs."""
+    yield pytest.param(RunConfig, id="run")
+    for kind in KINDS:
+        if kind.kind in ("command", "starter"):
+            continue
+        for found in registered(kind.kind):
+            cls = options_class(found.spec)
+            if cls is not None and numeric_options(cls):
+                yield pytest.param(cls, id=f"{kind.kind}-{found.spec.name}")
+
+
+@pytest.mark.parametrize("cls", list(every_component()))
+def test_an_extreme_number_is_refused_where_it_stands_or_valid(cls: type[Any]) -> None:
+    registry = manager().registry
+    lists = {
+        str(field.alias)
+        for field in config_fields(cls)
+        if "list" in map(shape_of, (field.type, *get_args(field.type)))
+    }
+    missing = {str(fault) for fault in structure_with_faults(cls, Document({}), registry)[1]}
+    for path, field in numeric_options(cls).items():
+        for number in (*EXTREMES, *LIMITS):
+            data = placed({}, (), path, in_shape(field.type, number))
+            if len(path) > 1 and path[0] in lists:
+                data = {path[0]: [data[path[0]]]}
+            _, faults = structure_with_faults(cls, Document(data), registry)
+            own = [text for text in map(str, faults) if text not in missing]
+            own = [text for text in own if not text.endswith("is required")]
+            named = any(path[-1] in text or str(number) in text for text in own)
+            assert named or not own, (path, number, own)
+            if not math.isfinite(number) or number == 1e39:
+                assert own, f"{'.'.join(path)}: {number} is valid"
+
+
+class StopsAfterTwoSteps(Silent):
+    """Interrupts the run as a user does."""
+
+    def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
+        super().step(done, metrics, log)
+        if done >= 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def trained_options() -> Iterator[Any]:
+    """Yield every numeric option that a run can have, with that run and the option's place."""
+    plain, _ = context("optimizer", manager().registry.get("optimizer", "adamw"))
+    places: list[tuple[str, type[Any], dict[str, Any], tuple[str | int, ...]]] = [
+        ("run", RunConfig, plain, ())
+    ]
+    for kind in ("optimizer", "masking", "phase", "model", "data", "tracker", "check", "policy"):
+        for found in registered(kind):
+            cls = options_class(found.spec)
+            if cls is None or (kind == "phase" and found.spec.name in IN_A_PIPELINE):
+                continue
+            if kind in ("tracker", "check"):
+                config = placed(plain, (), (f"{kind}s",), [{"name": found.spec.name}])
+                where: tuple[str | int, ...] = (f"{kind}s", 0)
+            elif kind == "policy":
+                config = placed(plain, ("phases", 0), ("policy",), {"name": found.spec.name})
+                where = ("phases", 0, "policy")
+            else:
+                config, where = context(kind, found)
+            if config.get(kind) != {}:
+                places.append((f"{kind}-{found.spec.name}", cls, config, where))
+    for name, cls, section, where in places:
+        for path, field in numeric_options(cls).items():
+            config = section
+            for key, given in COMPANIONS_OF.get(f"{name.partition('-')[2]}.{path[-1]}", {}).items():
+                config = placed(config, where, (key,), given)
+            if path[0] == "schedule" and len(path) > 1:
+                config = placed(config, where, ("schedule", "batches"), 3)
+            case = f"{name}-{'.'.join(path)}"
+            marks = () if crc32(case.encode()) % TRAINED == 0 else pytest.mark.extended
+            yield pytest.param(config, where, path, field, id=case, marks=marks)
+
+
+@pytest.mark.parametrize(("config", "where", "path", "field"), list(trained_options()))
+def test_a_valid_extreme_number_trains_and_resumes_or_says_why_not(
+    config: dict[str, Any],
+    where: tuple[str | int, ...],
+    path: tuple[str, ...],
+    field: attrs.Attribute[Any],
+    runs: Runs,
+    tmp_path: Path,
+) -> None:
+    for serial, number in enumerate((*EXTREMES, *LIMITS)):
+        directory = tmp_path / f"run-{serial}"
+        changed = placed(config, where, path, in_shape(field.type, number))
+        try:
+            loaded = runs.load(changed, directory.with_suffix(".yaml"))
+        except ConfigError:
+            continue
+        request = RunRequest(directory=directory, backend="torch", reporter=StopsAfterTwoSteps)
+        try:
+            train(loaded, request)
+        except Interrupted:
+            pass
+        except ArbError:
+            # Weights went out of range, or there is not enough memory or data.
+            continue
+        with suppress(Interrupted, Diverged):
+            train(loaded, attrs.evolve(request, resume="auto"))

@@ -53,15 +53,17 @@ class Variable:
             raise UsageProblem(f"{self.name}: {self.read()!r} is neither on nor off", "use 1 or 0")
         return value in _ON
 
-    def integer(self) -> int:
+    def integer(self, largest: int = 2**31 - 1) -> int:
         """Return the value as a number; an empty value is the default.
 
         Raises:
-            UsageProblem: it is not a whole number of 0 or more.
+            UsageProblem: it is not a whole number from 0 to ``largest``.
         """
         value = self.read().strip() or self.default
-        if not (value.isascii() and value.isdecimal()):
-            what = f"{self.name}: {value!r} is not a whole number of 0 or more"
+        is_whole = value.isascii() and value.isdecimal()
+        # Python reads numbers of a few thousand digits only.
+        if not is_whole or len(value.lstrip("0")) > len(str(largest)) or int(value) > largest:
+            what = f"{self.name}: {value!r} is not a whole number from 0 to {largest}"
             raise UsageProblem(what, f"unset, it is {self.default}")
         return int(value)
 

@@ -76,6 +76,24 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory could not be allocated: by Python, numpy, torch or a GPU's driver."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
+
+
+def out_of_memory(error: Exception) -> ArbError:
+    """Return the error that the command line shows for memory that could not be allocated."""
+    reason = str(error).partition("\n")[0]
+    return ArbError(
+        f"out of memory: {reason or 'the system has no more'}",
+        "Lower batch_size, block_size or the sizes of the model.",
+    )
+
+
 def render(error: ArbError) -> str:
     """Return the text that the command line prints: an ``error:`` line, then the indented hint."""
     lines = [f"error: {error.what}"]

@@ -57,8 +57,24 @@ def dance(how):
             click.confirm("sure", abort=True)
         case "exit":
             click.get_current_context().exit(7)
+        case "large":
+            raise MemoryError("Unable to allocate 2.0 TiB")
+        case "huge":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\\nBacktrace")
+        case "wide":
+            torch = type("OutOfMemoryError", (RuntimeError,), {})
+            raise torch("CUDA out of memory. Tried to allocate 2 TiB.")
         case "bug":
             raise ZeroDivisionError("a bug")
+        case "runtime":
+            raise RuntimeError("a bug")
+
+@click.command()
+@click.option("--heat", type=float, callback=lambda ctx, parameter, value: -value)
+@click.option("--count", type=click.IntRange(min=1), default=1)
+@click.option("--seed", type=int, default=0)
+def melt(heat, count, seed):
+    click.echo(f"{heat} {count} {seed}")
 """
 HEAVY = ("torch", "triton", "tilelang", "numpy", "yaml", "cattrs", "rich", "matplotlib")
 
@@ -66,6 +82,12 @@ HEAVY = ("torch", "triton", "tilelang", "numpy", "yaml", "cattrs", "rich", "matp
 @pytest.fixture
 def dance(install_plugin):
     install_plugin("dance", COMMAND).joinpath("fake_dance_command.py").write_text(DANCE)
+
+
+@pytest.fixture
+def melt(install_plugin):
+    source = COMMAND.replace('name="dance"', 'name="melt"').replace(":dance", ":melt")
+    install_plugin("dance", source).joinpath("fake_dance_command.py").write_text(DANCE)
 
 
 # --- help
@@ -186,6 +208,47 @@ def test_an_interrupt_while_plugins_are_loaded_exits_with_130(install_plugin):
     assert main(["--help"]) == 130
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("large", "Unable to allocate 2.0 TiB"),
+        ("huge", "DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+        ("wide", "CUDA out of memory. Tried to allocate 2 TiB."),
+    ],
+)
+def test_memory_that_there_is_not_is_an_error_in_words(dance, capsys, how, said):
+    assert main(["dance", how]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"error: out of memory: {said}"
+    assert "batch_size" in lines[1]
+
+
+def test_another_runtime_error_is_a_bug(dance):
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["dance", "runtime"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--heat", "inf"], "'--heat': must be 0, or of a size from 1.2e-38 to 3.4e+38"),
+        (["--heat", "nan"], "'--heat': must be 0"),
+        (["--heat", "1e39"], "'--heat': must be 0"),
+        (["--heat", "1", "--count", str(2**31)], "'--count': must be at most 2147483647"),
+        (["--heat", "1", "--seed", str(2**63)], "'--seed': must be at most 9223372036854775807"),
+    ],
+)
+def test_a_number_that_no_config_may_have_is_a_wrong_use(melt, capsys, arguments, said):
+    assert main(["melt", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_another_number_reaches_the_command(melt, capsys):
+    for _ in range(2):
+        assert main(["melt", "--heat", "2.5", "--count", "2147483647", "--seed", "2147483648"]) == 0
+        assert capsys.readouterr().out == "-2.5 2147483647 2147483648\n"
+
+
 def test_a_bug_is_not_dressed_up_as_a_user_error(dance):
     with pytest.raises(ZeroDivisionError, match="a bug"):
         main(["dance", "bug"])
@@ -199,7 +262,7 @@ def test_a_bug_is_not_dressed_up_as_a_user_error(dance):
         (["--loud"], "No such option"),
         (
             ["plugins", "lst"],
-            "error: no command is called 'plugins.lst'\n  did you mean 'plugins.list'?",
+            "error: no command is called 'plugins lst'\n  did you mean 'plugins list'?",
         ),
     ],
 )
@@ -213,11 +276,11 @@ def test_an_unknown_command_gets_the_nearest_name(dance, capsys):
     assert capsys.readouterr().err == (
         "error: no command is called 'trian'\n"
         "  did you mean 'train'?\n"
-        "  available: backends, backends.explain, backends.list, config, config.new, "
-        "config.schema, config.show, config.validate, dance, doctor, plugins, plugins.hooks, "
-        "plugins.list, plugins.show\n"
-        "  not installed: backends.roofline (pip install arb-ternary-bench)\n"
-        "  not installed: plugins.check (pip install arb-ternary-testing)\n"
+        "  available: backends, backends explain, backends list, config, config new, "
+        "config schema, config show, config validate, dance, doctor, plugins, plugins hooks, "
+        "plugins list, plugins show\n"
+        "  not installed: backends roofline (pip install arb-ternary-bench)\n"
+        "  not installed: plugins check (pip install arb-ternary-testing)\n"
         "  not installed: train (pip install arb-ternary-train)\n"
         "  not installed: upcycle (pip install arb-ternary-upcycle)\n"
     )
@@ -242,7 +305,7 @@ def test_a_missing_command_of_a_group_names_the_install_command(
     install_plugin, capsys, arguments, distribution
 ):
     assert main(arguments) == 3
-    name = ".".join(arguments[:2])
+    name = " ".join(arguments[:2])
     assert (
         capsys.readouterr().err
         == f"error: command '{name}' is not installed\n  pip install {distribution}\n"
@@ -266,7 +329,7 @@ def test_a_command_of_a_group_of_the_core_stays_the_core_s(install_plugin, capsy
     install_plugin("dance", source).joinpath("fake_dance_command.py").write_text(DANCE)
 
     assert main(["plugins", "list"]) == 0
-    assert "command 'plugins.list' is also provided by plugin 'builtin'" in capsys.readouterr().out
+    assert "command 'plugins list' is also provided by plugin 'builtin'" in capsys.readouterr().out
 
 
 def test_a_command_whose_module_is_broken_names_its_plugin(install_plugin, capsys):

@@ -16,7 +16,8 @@ from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document, dump_yaml, read_yaml
 
 REGISTRY = components.FakeRegistry()
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False, width=32)
+COUNTS = st.integers(1 - 2**31, 2**31 - 1)
 WORDS = st.text("abc.1-é", min_size=1, max_size=5)
 
 
@@ -54,20 +55,20 @@ MODELS = (
         "everything",
         text=WORDS,
         flag=st.booleans(),
-        count=st.integers(),
+        count=COUNTS,
         number=NUMBERS | st.integers(-9, 9),
         path=WORDS,
-        window=st.just("all") | st.integers(),
-        either=st.none() | st.integers() | NUMBERS,
+        window=st.just("all") | COUNTS,
+        either=st.none() | COUNTS | NUMBERS,
         words=st.lists(WORDS, max_size=3),
-        ranks=st.dictionaries(WORDS, st.integers(), max_size=3),
+        ranks=st.dictionaries(WORDS, COUNTS, max_size=3),
         nested=INNER,
         maybe=st.none() | INNER,
         table=st.dictionaries(WORDS, INNER, max_size=2),
         rows=st.lists(INNER, max_size=2),
         shape=WORDS | INNER,
         anything=st.none()
-        | st.lists(st.integers() | WORDS, max_size=2)
+        | st.lists(COUNTS | WORDS, max_size=2)
         | st.dictionaries(WORDS, NUMBERS, max_size=2),
     )
 )
@@ -75,7 +76,7 @@ PHASES = component(
     "standard",
     {"steps": st.integers(1, 99)},
     lr=st.none() | st.floats(1e-9, 1),
-    share=st.floats(0, 1),
+    share=st.floats(0, 1, allow_subnormal=False, width=32),
 )
 STUDIES = mapping(
     {
@@ -85,7 +86,7 @@ STUDIES = mapping(
         "phases": st.lists(PHASES, min_size=1, max_size=3),
     },
     name=st.text(max_size=8),
-    seed=st.integers(0, 2**63),
+    seed=st.integers(0, 2**31 - 1),
     masking=st.just("shift"),
     rules=st.lists(st.just("pure"), max_size=2),
     saving=mapping(every=st.integers(0, 9), keep=st.integers(1, 9)),

@@ -92,6 +92,7 @@ def test_nested_classes_are_structured_wherever_they_stand(registry: Any) -> Non
         ("count", 1.0, "count: must be a whole number, not 1.0"),
         ("number", "1e-3", "number: must be a number, not '1e-3' (text)"),
         ("number", False, "number: must be a number, not false"),
+        ("number", 10**400, "number: must be a number that float32 holds, not one of 401 digits"),
         ("path", 3, "path: must be a path, not 3"),
         (
             "window",

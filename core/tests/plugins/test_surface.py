@@ -137,12 +137,13 @@ def test_a_switch_that_is_neither_on_nor_off_is_an_error(monkeypatch):
         STRICT.flag()
 
 
-@pytest.mark.parametrize("text", ["-1", "1.5", "many", "²"])
+@pytest.mark.parametrize("text", ["-1", "1.5", "many", "²", str(2**31), "9" * 5000])
 def test_a_number_that_is_none_is_an_error(monkeypatch, text):
     monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", text)
 
     with pytest.raises(
-        UsageProblem, match=r"ARB_TERNARY_DECODE_CACHE_MB: .* is not a whole number of 0 or more"
+        UsageProblem,
+        match=r"ARB_TERNARY_DECODE_CACHE_MB: .* is not a whole number from 0 to 2147483647",
     ):
         DECODE_CACHE_MB.integer()
 

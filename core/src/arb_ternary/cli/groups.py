@@ -39,8 +39,11 @@ class RegistryGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if there is none of that name."""
+        # Not imported for --help: it takes time.
+        from arb_ternary.cli.numbers import limit_numbers
+
         registered = self.registered().get(cmd_name)
-        return None if registered is None else _import_command(registered)
+        return None if registered is None else limit_numbers(_import_command(registered))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -19,7 +19,13 @@ from arb_ternary.cli.streams import (
     prepare_streams,
     reader_has_gone,
 )
-from arb_ternary.errors import ArbError, Interrupted, render
+from arb_ternary.errors import (
+    ArbError,
+    Interrupted,
+    is_out_of_memory,
+    out_of_memory,
+    render,
+)
 
 _INTERFACE = ".".join(map(str, API_VERSION))
 
@@ -78,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return _interrupted()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        click.echo(render(out_of_memory(error)), err=True)
+        return ArbError.exit_code
     # Outside the standalone mode, click returns what the command returned.
     is_exit_code = isinstance(result, int) and not isinstance(result, bool)
     return result if is_exit_code else 0

@@ -15,12 +15,16 @@ A config class is an ordinary frozen attrs class::
 Types say what a value may be (``config.structure`` lists the supported ones), validators which
 values of that type, and ``active_when`` under which conditions the option does anything. The help
 text appears in ``arb config new``, in the JSON Schema and in the reference.
+
+Every number has limits beyond its validator: a whole number those of ``option(largest=...)``, any
+other number what float32 holds, so that it is finite, and does not become infinite or 0 when it
+meets a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar, overload
 
 import attrs
 from attrs import frozen
@@ -36,6 +40,15 @@ HELP = "help"
 ACTIVE_WHEN = "active_when"
 #: Key of the component that stands in when a file does not name one, in an attrs field's metadata.
 DEFAULT_CHOICE = "default_choice"
+
+#: Largest whole number of an option. Two of them multiply to less than 2**62, so that products of
+#: sizes and counts fit into 64 bits.
+LARGEST_COUNT: Final = 2**31 - 1
+#: Largest seed, and largest number of bytes: both are kept in words of 64 bits.
+LARGEST_INT64: Final = 2**63 - 1
+#: Sizes of the numbers that float32 holds in full precision.
+SMALLEST_FLOAT: Final = 2.0**-126
+LARGEST_FLOAT: Final = (2.0 - 2.0**-23) * 2.0**127
 
 
 @frozen
@@ -111,6 +124,7 @@ def option(
     validator: Any = ...,
     converter: Any = ...,
     active_when: Condition | Sequence[Condition] = ...,
+    largest: int = ...,
 ) -> _T: ...
 @overload
 def option(
@@ -120,9 +134,10 @@ def option(
     validator: Any = ...,
     converter: Any = ...,
     active_when: Condition | Sequence[Condition] = ...,
+    largest: int = ...,
 ) -> _T: ...
 @overload
-def option(*, help: str, validator: Any = ..., converter: Any = ...) -> Any: ...
+def option(*, help: str, validator: Any = ..., converter: Any = ..., largest: int = ...) -> Any: ...
 def option(
     default: Any = attrs.NOTHING,
     help: str = "",  # noqa: A002
@@ -131,6 +146,7 @@ def option(
     validator: Any = None,
     converter: Any = None,
     active_when: Condition | Sequence[Condition] = (),
+    largest: int = LARGEST_COUNT,
 ) -> Any:
     """Return an attrs field with help text.
 
@@ -144,13 +160,17 @@ def option(
         active_when: conditions that must all hold for the option to do anything. A config that
             sets the option although one of them does not hold is refused, with the reason
             (``arb_ternary.config.fields.unused_options``).
+        largest: the largest size of a whole number in the value.
     """
     if not help:
         raise TypeError("option() needs a help text")
     conditions = (active_when,) if isinstance(active_when, Condition) else tuple(active_when)
+    validators = [] if validator is None else [validator]
+    if isinstance(validator, list | tuple):
+        validators = [*validator]
     return attrs.field(
         default=default if factory is None else attrs.Factory(factory),
-        validator=validator,
+        validator=[*validators, Limits(largest)],
         converter=converter,
         metadata={HELP: help, ACTIVE_WHEN: conditions},
     )
@@ -181,6 +201,48 @@ class Rule:
     def __call__(self, instance: Any, attribute: Any, value: Any) -> None:
         if not self.holds(value):
             raise ValueError(f"'{attribute.name}' must be {self.text}, not {value!r}")
+
+
+@frozen
+class Limits:
+    """A validator of the size of numbers: the value itself, or those in its lists and mappings.
+
+    Whole numbers in a mapping are left to whoever knows what they count.
+
+    Attributes:
+        largest: the largest size of a whole number.
+    """
+
+    largest: int
+
+    def __call__(self, instance: Any, attribute: Any, value: Any) -> None:
+        broken = self.broken_by(value)
+        if broken is not None:
+            raise ValueError(f"'{attribute.name}' {broken}")
+
+    def broken_by(self, value: Any) -> str | None:
+        """Return the rule that a number in ``value`` breaks: "must be ..."; None if none does."""
+        for number in _numbers(value):
+            if isinstance(number, int):
+                holds = abs(number) <= self.largest
+                rule = f"at most {self.largest}" if number > 0 else f"at least -{self.largest}"
+            else:
+                holds = number == 0 or SMALLEST_FLOAT <= abs(number) <= LARGEST_FLOAT
+                rule = "0, or of a size from 1.2e-38 to 3.4e+38, which float32 holds"
+            if not holds:
+                return f"must be {rule}, not {number!r}"
+        return None
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """Yield every number in a value of an option."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (each for each in _numbers([*value.values()]) if isinstance(each, float))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
 
 
 positive = Rule("greater than 0", lambda value: value > 0, {"exclusiveMinimum": 0})

@@ -333,7 +333,11 @@ def _scalar(value: Any, t: Any) -> Any:
     elif t is FilePath and isinstance(value, str):
         return FilePath(value)
     elif t is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            message = f"must be a number that float32 holds, not one of {len(str(value))} digits"
+            raise Faulty(Fault((), message)) from error
     elif t is _WholeNumberKey and re.fullmatch(r"-?\d+", str(value)):
         return int(value)
     raise _mismatch(value, t)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from arb_ternary import hookimpl
-from arb_ternary.config.options import option, positive
+from arb_ternary.config.options import LARGEST_INT64, non_negative, option, positive
 from arb_ternary.errors import ArbError
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ class SampleGridConfig:
     guidance: float = option(
         1.0, "above 1, images are more typical of their class, and take twice the time"
     )
-    seed: int = option(0, "seed of the noise that images are drawn from, the same every time")
+    seed: int = option(
+        0,
+        "seed of the noise that images are drawn from, the same every time",
+        validator=non_negative,
+        largest=LARGEST_INT64,
+    )
 
 
 class SampleGrid:

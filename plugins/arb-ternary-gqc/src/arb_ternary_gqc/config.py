@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
@@ -25,6 +25,14 @@ _inside = Rule(
     lambda value: 0 < value < 1,
     {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
 )
+
+#: Micro-batches per step. Each has random numbers of its own for its votes: 2**20 casts, 256 per
+#: micro-batch.
+_MOST_DRAWS: Final = 4096
+
+
+def _max_batch_draws() -> Any:
+    return option(64, "most micro-batches per step", validator=positive, largest=_MOST_DRAWS)
 
 
 @frozen(kw_only=True)
@@ -50,7 +58,7 @@ class GNTSConfig(WrapperConfig):
     threshold: float = option(
         1.0, "norm of the mean gradient below which the optimizer steps", validator=positive
     )
-    max_batch_draws: int = option(64, "most micro-batches per step", validator=positive)
+    max_batch_draws: int = _max_batch_draws()
     per_group: bool = option(False, "each parameter group must meet the threshold separately")
     schedule: QuantitySchedule | None = option(
         None, "how the threshold changes; null = it is constant"
@@ -101,7 +109,7 @@ class SBCConfig(WrapperConfig):
     initial_logical_batch_size: float | None = option(
         None, "initial samples per step; null = one micro-batch", validator=optional(positive)
     )
-    max_batch_draws: int = option(64, "most micro-batches per step", validator=positive)
+    max_batch_draws: int = _max_batch_draws()
     schedule: QuantitySchedule | None = option(
         None, "how the logical batch size changes; null = it is constant"
     )
@@ -120,7 +128,7 @@ class MHTConfig(WrapperConfig):
     ema_alpha: float = option(
         0.01, "weight of a step in the running average of the loss", validator=fraction
     )
-    max_batch_draws: int = option(64, "most micro-batches per step", validator=positive)
+    max_batch_draws: int = _max_batch_draws()
 
 
 @frozen(kw_only=True)
@@ -132,7 +140,7 @@ class GNSConfig(WrapperConfig):
         "factor of the noise scale that is accepted; smaller accepts less noise",
         validator=positive,
     )
-    max_batch_draws: int = option(64, "most micro-batches per step", validator=positive)
+    max_batch_draws: int = _max_batch_draws()
     estimator: Literal["mccandlish", "norm_variance"] = option(
         "mccandlish", "estimator of the noise scale; norm_variance = as in torch-gqc 0.7.0"
     )

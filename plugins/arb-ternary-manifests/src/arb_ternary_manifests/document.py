@@ -9,7 +9,14 @@ from typing import Any, Literal
 from attrs import frozen
 
 from arb_ternary.config.loading import read_document
-from arb_ternary.config.options import Rule, non_negative, option, optional, positive
+from arb_ternary.config.options import (
+    LARGEST_INT64,
+    Rule,
+    non_negative,
+    option,
+    optional,
+    positive,
+)
 from arb_ternary.config.overrides import apply_overrides
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
@@ -46,7 +53,7 @@ class Run:
     steps: int | None = option(
         None, "optimizer steps; null = the phase's default", validator=optional(positive)
     )
-    seed: int = option(0, "seed of all randomness", validator=non_negative)
+    seed: int = option(0, "seed of all randomness", validator=non_negative, largest=LARGEST_INT64)
     train: Mapping[str, Any] = option(
         factory=dict,
         help="how it trains: phase, options of the phase, device, and weight_decay, beta1 and "

@@ -6,11 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from attrs import asdict, evolve, fields, frozen
 from torch import nn
 
-from arb_ternary.backends.select import use_backend
 from arb_ternary.config.choice import PhaseChoice
 from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
@@ -22,6 +20,7 @@ from arb_ternary_train.build import built_module, require_protocol, undrawn
 from arb_ternary_train.capabilities import parts_added_by, planned_steps
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.growing_batches import tokens_in
+from arb_ternary_train.memory import meta_model
 from arb_ternary_train.optim.planned_state import planned_state_bytes
 from arb_ternary_train.options import LoopOptions, StandardConfig
 from arb_ternary_train.precision import resolve_device
@@ -130,20 +129,11 @@ def _on_this_machine(config: RunConfig, notes: list[str]) -> RunConfig:
 
 def _sized_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
     """Return the model, without allocated weights if it is large and can be built so."""
-    model = _meta_model(config, vocabulary_size)
+    model = meta_model(config.model, vocabulary_size)
     if model is not None and audit(model).parameters > _LARGE:
         return model
     with undrawn():
         return built_module(config.model, vocabulary_size)
-
-
-def _meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module | None:
-    """Return the model on the device ``meta``; None if building it computes something."""
-    try:
-        with use_backend("torch"), torch.device("meta"), undrawn():
-            return built_module(config.model, vocabulary_size)
-    except (NotImplementedError, RuntimeError, TypeError):
-        return None
 
 
 def _optimizer_bytes(config: RunConfig, model: nn.Module, notes: list[str]) -> int | None:

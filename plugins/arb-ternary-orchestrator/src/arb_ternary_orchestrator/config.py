@@ -7,7 +7,15 @@ from typing import Any
 
 from attrs import frozen
 
-from arb_ternary.config.options import Rule, non_negative, option, optional, positive, when
+from arb_ternary.config.options import (
+    LARGEST_INT64,
+    Rule,
+    non_negative,
+    option,
+    optional,
+    positive,
+    when,
+)
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_orchestrator.validation import contradictions
 
@@ -87,6 +95,7 @@ class OrchestratorConfig:
         None,
         "bytes of snapshots in memory, others go to disk; null = a quarter of what is free",
         validator=optional(non_negative),
+        largest=LARGEST_INT64,
     )
     snapshot_every: int = option(50, "steps between snapshots for rollbacks", validator=positive)
     snapshots: int = option(3, "snapshots for rollbacks that are kept", validator=positive)

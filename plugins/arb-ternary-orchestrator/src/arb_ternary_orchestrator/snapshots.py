@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from arb_ternary_train.loop_state import Snapshot
+from arb_ternary_train.memory import free_memory
 
 if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 _FOLDER: Final = "snapshots"
 #: By default snapshots may take one in this number of free bytes of memory.
 _SHARE: Final = 4
-_MEMINFO: Final = Path("/proc/meminfo")
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the free bytes in the memory of ``device``; all bytes if the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if _MEMINFO.exists():
-        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Kept:

@@ -16,12 +16,12 @@ from attrs import define, frozen
 from attrs.validators import instance_of, optional
 
 from arb_ternary.config.choice import Choice
-from arb_ternary.config.options import Condition, Rule, one_of, option, unless, when
+from arb_ternary.config.options import LARGEST_INT64, Condition, Rule, one_of, option, unless, when
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import PolicySpec, TrainedPart
 from arb_ternary_progressive.time import TimeMapping, time_step_for_stack
-from arb_ternary_text.models.config import DecoderConfig, FloatPart
+from arb_ternary_text.models.config import MAX_LAYERS, DecoderConfig, FloatPart
 from arb_ternary_train.options import AmpName, LoopOptions, loop_option, validate_loop_options
 from arb_ternary_train.schedules import SCHEDULES, ScheduleName
 
@@ -44,6 +44,10 @@ TimeSampling: TypeAlias = Literal["batch", "sample"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 #: Added by the pattern ``linear`` per stack.
 LINEAR_STEP: Final = 8
+#: Most features of an adapter or a time embedding.
+_MOST_FEATURES: Final = 2**16
+#: Most time steps: each may have an embedding.
+MAX_TIME_STEPS: Final = 2**16
 
 at_least_one = Rule(
     "a whole number of at least 1", lambda value: type(value) is int and value >= 1, {"minimum": 1}
@@ -152,7 +156,9 @@ counts_epochs: Final = when(
 class AdapterOptions:
     """Rank and alpha of the adapters of one stack."""
 
-    rank: int = option(help="features between the two matrices", validator=at_least_one)
+    rank: int = option(
+        help="features between the two matrices", validator=at_least_one, largest=_MOST_FEATURES
+    )
     alpha: float = option(
         help="the adapter's output is scaled by alpha / rank", validator=above_zero
     )
@@ -205,8 +211,11 @@ class GrowthConfig:
         None,
         "blocks of a new stack; null = as many as the first stack has",
         validator=optional(at_least_one),
+        largest=MAX_LAYERS,
     )
-    max_stacks: int = option(12, "most stacks of a rack", validator=at_least_one)
+    max_stacks: int = option(
+        12, "most stacks of a rack", validator=at_least_one, largest=MAX_LAYERS
+    )
     building_mode: BuildingMode = option(
         "append",
         "where a new stack goes: after the trunk or before it",
@@ -221,7 +230,11 @@ class GrowthConfig:
     # --- adapters
     qlora_enabled: bool = option(False, "every stack is made with an adapter", validator=boolean)
     qlora_rank: int = option(
-        16, "rank of a stack's adapter", validator=at_least_one, active_when=_same_size_rule
+        16,
+        "rank of a stack's adapter",
+        validator=at_least_one,
+        active_when=_same_size_rule,
+        largest=_MOST_FEATURES,
     )
     qlora_alpha: float = option(
         32.0, "alpha of a stack's adapter", validator=above_zero, active_when=_same_size_rule
@@ -265,7 +278,11 @@ class GrowthConfig:
         validator=boolean,
     )
     progressive_qlora_rank: int = option(
-        8, "rank of the second adapter", validator=at_least_one, active_when=_second_adapters
+        8,
+        "rank of the second adapter",
+        validator=at_least_one,
+        active_when=_second_adapters,
+        largest=_MOST_FEATURES,
     )
     progressive_qlora_alpha: float = option(
         16.0, "alpha of the second adapter", validator=above_zero, active_when=_second_adapters
@@ -285,7 +302,11 @@ class GrowthConfig:
         active_when=_cacheable,
     )
     cache_bytes: int = option(
-        1 << 30, "most bytes of the cache", validator=at_least_one, active_when=_caches
+        1 << 30,
+        "most bytes of the cache",
+        validator=at_least_one,
+        active_when=_caches,
+        largest=LARGEST_INT64,
     )
     cache_folder: str | None = option(
         None, "folder of the cache on disk; null = in memory", active_when=_caches
@@ -309,6 +330,7 @@ class GrowthConfig:
         "features of a time embedding, for time as input",
         validator=at_least_one,
         active_when=_time_is_input,
+        largest=_MOST_FEATURES,
     )
     time_encoding_type: TimeEncoding = option(
         "sinusoidal",
@@ -346,7 +368,9 @@ class GrowthConfig:
         validator=at_least_one,
         active_when=(when("stack_time_mapping", "time_per_stack"), _time_is_depth),
     )
-    num_time_steps: int = option(8, "number of time steps", validator=at_least_one)
+    num_time_steps: int = option(
+        8, "number of time steps", validator=at_least_one, largest=MAX_TIME_STEPS
+    )
 
     @property
     def has_stack_adapters(self) -> bool:
@@ -452,7 +476,9 @@ def block_options(options: Any) -> DecoderConfig | None:
 class ProgressivePhaseConfig(GrowthConfig):
     """Options of the phase ``progressive``: how the model grows and how each stack is trained."""
 
-    target_stacks: int = option(4, "stacks of the finished model", validator=at_least_one)
+    target_stacks: int = option(
+        4, "stacks of the finished model", validator=at_least_one, largest=MAX_LAYERS
+    )
     epochs_per_stack: int | None = option(
         None,
         "passes over the training text for each stack; null = 1, or steps_per_stack",

@@ -10,6 +10,7 @@ from attrs import frozen
 from arb_ternary.config.options import Condition, non_negative, option, optional, positive
 from arb_ternary.config.options import fraction as is_fraction
 from arb_ternary_progressive.config import (
+    MAX_TIME_STEPS,
     ProgressivePhaseConfig,
     TimeInterpretation,
     TimeSampling,
@@ -142,7 +143,9 @@ class ProgressiveMaskingConfig(ReplacementOptions):
 class TimeStepConfig(ReplacementOptions):
     """Options of the strategy ``time_step``."""
 
-    num_time_steps: int = option(8, "number of time steps", validator=positive)
+    num_time_steps: int = option(
+        8, "number of time steps", validator=positive, largest=MAX_TIME_STEPS
+    )
     fractions: list[float] | dict[int, float] | None = option(
         None,
         "share of the positions that is hidden at each step; a list is spread over the steps, a "

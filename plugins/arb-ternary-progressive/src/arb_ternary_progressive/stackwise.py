@@ -19,7 +19,7 @@ from attrs.validators import optional
 from arb_ternary.config.errors import Fault, raise_faults
 from arb_ternary.config.fields import unused_options
 from arb_ternary.config.loading import load_as
-from arb_ternary.config.options import HELP, Rule, option
+from arb_ternary.config.options import HELP, LARGEST_INT64, Rule, option
 from arb_ternary.errors import ConfigError
 from arb_ternary.plugins.registry import Registry
 from arb_ternary_progressive.config import (
@@ -97,7 +97,9 @@ class ProgressiveConfig(GrowthConfig):
         "id of the mask token; null = the last id of the vocabulary",
         validator=optional(_natural),
     )
-    seed: int = option(0, "seed of new stacks, masks and times", validator=_natural)
+    seed: int = option(
+        0, "seed of new stacks, masks and times", validator=_natural, largest=LARGEST_INT64
+    )
 
 
 @define(kw_only=True)

@@ -25,6 +25,7 @@ from arb_ternary.ternary.models import seed_votes
 from arb_ternary.ternary.module import DRAW_TRITS
 from arb_ternary.ternary.vote_memory import ACCUMULATES
 from arb_ternary_train.config import RunConfig
+from arb_ternary_train.memory import check_model_fits
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.seeding import seed_everything
@@ -100,7 +101,9 @@ def build_model(
 
     Raises:
         ComponentError: the factory did not return a module.
+        ArbError: it does not fit into memory.
     """
+    check_model_fits(config.model, vocabulary_size)
     seed_everything(config.seed)
     with use_backend(backend):
         model = built_module(config.model, vocabulary_size)

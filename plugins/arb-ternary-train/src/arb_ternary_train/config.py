@@ -17,8 +17,16 @@ from arb_ternary.config.choice import (
     OptimizerChoice,
     PhaseChoice,
 )
-from arb_ternary.config.options import Rule, default_choice, non_negative, option, positive
+from arb_ternary.config.options import (
+    LARGEST_INT64,
+    Rule,
+    default_choice,
+    non_negative,
+    option,
+    positive,
+)
 from arb_ternary.specs import CheckSpec, TrackerSpec
+from arb_ternary_train.openmp import MAX_THREADS
 from arb_ternary_train.requirements import parse_requirement
 
 _NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -36,7 +44,9 @@ is_device = Rule(
     {"pattern": f"^(?:{_DEVICE_PATTERN})$"},
 )
 _is_thread_count = Rule(
-    "1 or greater, or auto", lambda value: value == "auto" or value >= 1, {"minimum": 1}
+    f"from 1 to {MAX_THREADS}, or auto",
+    lambda value: value == "auto" or 1 <= value <= MAX_THREADS,
+    {"minimum": 1, "maximum": MAX_THREADS},
 )
 _is_not_empty = Rule("a list of at least one item", lambda value: len(value) > 0, {"minItems": 1})
 
@@ -95,7 +105,7 @@ class RunConfig:
     """Everything that decides a run. Plugins take part only because components are named here."""
 
     name: str = option("run", "name of the run and of its directory", validator=is_run_name)
-    seed: int = option(0, "seed of all randomness", validator=non_negative)
+    seed: int = option(0, "seed of all randomness", validator=non_negative, largest=LARGEST_INT64)
     device: str = option(
         "cpu", "where the model lives: cpu, cuda, cuda:N or mps", validator=is_device
     )

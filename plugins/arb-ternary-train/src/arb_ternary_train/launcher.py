@@ -123,7 +123,7 @@ def launched_process() -> LaunchedProcess | None:
         size=count,
         local_rank=local.integer(),
         address=_ADDRESS.read().strip(),
-        port=_PORT.integer(),
+        port=_PORT.integer(largest=65535),
         restarts=_RESTARTS.integer(),
         hosted_by_launcher=_AGENT_STORE.flag(),
     )

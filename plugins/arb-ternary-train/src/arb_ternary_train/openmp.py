@@ -19,6 +19,8 @@ WAIT_POLICY: Final = Variable(
     "make them sleep if nothing is set, since threads that spin (`active`) halve the speed as "
     "soon as another process wants a core",
 )
+#: More threads than processors have: a number that is mistyped makes OpenMP end the program.
+MAX_THREADS: Final = 1024
 VARIABLES: Final = (NUM_THREADS, WAIT_POLICY)
 
 

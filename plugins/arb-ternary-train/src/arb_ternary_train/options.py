@@ -36,6 +36,7 @@ from arb_ternary.config.options import (
 )
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import OptimizerSpec, PolicySpec
+from arb_ternary_train.openmp import MAX_THREADS
 from arb_ternary_train.schedules import SCHEDULES, ScheduleName
 
 if TYPE_CHECKING:
@@ -167,7 +168,10 @@ class LoopOptions:
         "to batch",
     )
     num_workers: int = option(
-        0, "threads that read batches ahead; 0 = none", validator=non_negative
+        0,
+        "threads that read batches ahead; 0 = none",
+        validator=non_negative,
+        largest=MAX_THREADS,
     )
     pin_memory: bool = option(
         False,

@@ -34,6 +34,7 @@ from arb_ternary_train.exact_arithmetic import exact_arithmetic
 from arb_ternary_train.fine_tuning import check_patterns
 from arb_ternary_train.identity import run_identity
 from arb_ternary_train.logbook import Logbook
+from arb_ternary_train.memory import check_batches_fit
 from arb_ternary_train.metrics import MetricsWriter, NoMetrics
 from arb_ternary_train.model_state import load_weights, run_of
 from arb_ternary_train.observers import RunObservers
@@ -170,6 +171,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             config, backend=request.backend, vocabulary_size=size, device=world.device
         )
         world.check_parts(config, parts)
+        check_batches_fit(config, parts.device)
         check_patterns(config, parts.model)
 
         # The run directory, and the checkpoint to continue from.

@@ -6,9 +6,17 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
-from attrs.validators import in_, instance_of, optional
+from attrs.validators import in_, instance_of
 
-from arb_ternary.config.options import Condition, non_negative, option, positive, when
+from arb_ternary.config.options import (
+    LARGEST_INT64,
+    Condition,
+    non_negative,
+    option,
+    optional,
+    positive,
+    when,
+)
 from arb_ternary_text.models.config import DecoderConfig
 
 FloatDtype = Literal["float32", "bfloat16"]
@@ -85,7 +93,11 @@ class FoldRotateConfig:
         True, "rotate each value head by one, too", validator=instance_of(bool)
     )
     seed: int | None = option(
-        None, "seed of the rotations; null = the run's seed", active_when=_ROTATES
+        None,
+        "seed of the rotations; null = the run's seed",
+        validator=optional(non_negative),
+        active_when=_ROTATES,
+        largest=LARGEST_INT64,
     )
 
     def __attrs_post_init__(self) -> None:
@@ -146,7 +158,10 @@ class SurgeryConfig:
         active_when=_FITS,
     )
     seed: int | None = option(
-        None, "seed of the samples and of what is drawn; null = the run's seed"
+        None,
+        "seed of the samples and of what is drawn; null = the run's seed",
+        validator=optional(non_negative),
+        largest=LARGEST_INT64,
     )
     probe_tokens: int = option(
         2048,

@@ -9,6 +9,7 @@ from attrs import frozen
 from attrs.validators import and_, gt, in_, lt
 
 from arb_ternary.config.options import (
+    LARGEST_INT64,
     Condition,
     non_negative,
     option,
@@ -49,6 +50,7 @@ class TeacherOptions:
         "disk one at a time",
         validator=non_negative,
         active_when=_READS_TEACHER,
+        largest=LARGEST_INT64,
     )
     teacher_dtype: FloatDtype = option(
         "float32",
@@ -110,6 +112,7 @@ class BlockwiseConfig(LoopOptions, TeacherOptions):
     blockwise_autotune_mode: Literal["monitor", "active"] = option(
         "monitor",
         "monitor = say what could be done about them; active = lower the rates of floats and votes",
+        largest=LARGEST_INT64,
         active_when=_AUTOTUNES,
     )
     blockwise_autotune_plateau_patience: int = option(

@@ -10,6 +10,8 @@ Pair: TypeAlias = tuple[int, int]
 
 #: Longest side of an image, a bound against a mistyped number that would allocate for minutes.
 MAX_SIDE: Final = 8192
+#: Most numbers per pixel: instruments that split light into bands have hundreds.
+MAX_CHANNELS: Final = 4096
 
 
 def pair(value: int | Pair) -> Pair:

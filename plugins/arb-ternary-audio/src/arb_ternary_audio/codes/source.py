@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arb_ternary.config.choice import DataChoice
-from arb_ternary.config.options import Rule, default_choice, non_negative, option, positive
+from arb_ternary.config.options import (
+    LARGEST_INT64,
+    Rule,
+    default_choice,
+    non_negative,
+    option,
+    positive,
+)
 from arb_ternary.errors import DataError
 from arb_ternary_audio.codes.codebook import fit_codebook
 from arb_ternary_audio.codes.codec import SoundCodec
@@ -44,7 +51,9 @@ class AudioCodesConfig:
         validator=_codes,
     )
     rounds: int = option(50, "largest number of k-means rounds", validator=positive)
-    seed: int = option(0, "seed of the k-means initialisation", validator=non_negative)
+    seed: int = option(
+        0, "seed of the k-means initialisation", validator=non_negative, largest=LARGEST_INT64
+    )
 
 
 @attrs.frozen

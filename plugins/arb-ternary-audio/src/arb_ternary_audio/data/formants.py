@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from arb_ternary.config.options import Rule, option
+from arb_ternary.config.options import LARGEST_INT64, Rule, non_negative, option
 from arb_ternary_audio.data.decode import as_pcm
 from arb_ternary_audio.data.phones import WORDS
 from arb_ternary_audio.data.recordings import Recordings
@@ -32,11 +32,6 @@ _count = Rule(
 _decibels = Rule(
     "from -100 to 100", lambda value: -100 <= value <= 100, {"minimum": -100, "maximum": 100}
 )
-_seed = Rule(
-    "a whole number from 0 to 2^64 - 1",
-    lambda value: type(value) is int and 0 <= value < 1 << 64,
-    {"minimum": 0},
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +46,7 @@ class FormantsConfig:
         f"{_NOISE_RANGE:g} more",
         validator=_decibels,
     )
-    seed: int = option(0, "chooses the voices", validator=_seed)
+    seed: int = option(0, "chooses the voices", validator=non_negative, largest=LARGEST_INT64)
     features: MelConfig = option(help="how spectrograms are computed", factory=MelConfig)
     tuning: bool = tuning_option("word")
 

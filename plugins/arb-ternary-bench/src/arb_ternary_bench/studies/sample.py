@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from arb_ternary.config.options import non_negative, option, positive
+from arb_ternary.config.options import LARGEST_INT64, non_negative, option, positive
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.machine import machine_facts
 from arb_ternary_bench.study import Session, Study
@@ -32,7 +32,7 @@ class SampleOptions:
     tokens: int = option(110, "how many bytes to write", validator=positive)
     temperature: float = option(0.8, "0 = the likeliest byte each time", validator=non_negative)
     top_p: float = option(0.9, "share of the probability to draw from", validator=positive)
-    seed: int = option(0, "seed of the draws")
+    seed: int = option(0, "seed of the draws", validator=non_negative, largest=LARGEST_INT64)
     like: str | None = option(None, "a run whose likeliest text has to be the same")
 
 

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.options import (
+    LARGEST_INT64,
     Condition,
     Rule,
     default_choice,
@@ -25,6 +26,7 @@ NOT_TRITS = "trits and other integer weights are integers; there is nothing to e
 _decay = Rule(
     "at least 0 and below 1", lambda value: 0 <= value < 1, {"minimum": 0, "exclusiveMaximum": 1}
 )
+_power = Rule("from 0 to 10", lambda value: 0 <= value <= 10, {"minimum": 0, "maximum": 10})
 _at_least_one = Rule("1 or greater", lambda value: value >= 1, {"minimum": 1})
 _at_least_two = Rule("2 or greater", lambda value: value >= 2, {"minimum": 2})
 
@@ -175,9 +177,9 @@ class GradientNoiseConfig(WrapperConfig):
 
     eta: float = option(0.01, "variance of the noise at the first step", validator=positive)
     gamma: float = option(
-        0.55, "at step t, from 0, the variance is eta / (1 + t)**gamma", validator=non_negative
+        0.55, "at step t, from 0, the variance is eta / (1 + t)**gamma", validator=_power
     )
-    seed: int = option(0, "seed of the noise", validator=non_negative)
+    seed: int = option(0, "seed of the noise", validator=non_negative, largest=LARGEST_INT64)
 
 
 @frozen(kw_only=True)

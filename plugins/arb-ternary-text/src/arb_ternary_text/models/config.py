@@ -28,9 +28,13 @@ VECTOR_TRITS: Final = (4, 8, 16, 32)
 #: overflow or vanish.
 MAX_SCALE_EXPONENT = 16
 
-#: More experts than any model has: a bound against a mistyped number that would allocate for
-#: minutes.
+#: More experts, blocks and features than any model has: bounds against a mistyped number that would
+#: allocate for minutes.
 MAX_EXPERTS = 4096
+MAX_LAYERS = 4096
+MAX_FEATURES = 2**20
+#: Passes in which tokens choose experts again.
+_MAX_PASSES: Final = 1024
 
 
 def _whole(low: int, high: int | None = None) -> Rule:
@@ -47,6 +51,7 @@ def _whole(low: int, high: int | None = None) -> Rule:
 
 
 _count = _whole(1)
+_size = _whole(1, MAX_FEATURES)
 #: Planes are numbered in 16 bits.
 _features = _whole(1, 2**16)
 _scale_exponent = _whole(-MAX_SCALE_EXPONENT, MAX_SCALE_EXPONENT)
@@ -135,25 +140,25 @@ class DecoderConfig:
     counterparts. With all four the same architecture is the float baseline.
     """
 
-    width: int = option(256, "features of the residual stream", validator=_count)
-    layers: int = option(4, "number of blocks", validator=_count)
-    heads: int = option(4, "query heads", validator=_count)
+    width: int = option(256, "features of the residual stream", validator=_size)
+    layers: int = option(4, "number of blocks", validator=_whole(1, MAX_LAYERS))
+    heads: int = option(4, "query heads", validator=_size)
     kv_heads: int | None = option(
         None,
         "key and value heads, each shared by heads / kv_heads query heads; null = heads",
-        validator=optional(_count),
+        validator=optional(_size),
     )
     head_dim: int | None = option(
         None,
         "features of a head, even; with decoupled attention, features of its values; null = width "
         "/ heads",
-        validator=optional(_count),
+        validator=optional(_size),
     )
     feed_forward: int | None = option(
         None,
         "hidden features of a feed-forward layer; null = 4 width for relu2, else 8/3 width rounded "
         "up to a multiple of 32",
-        validator=optional(_count),
+        validator=optional(_size),
     )
     architecture: Literal["llama", "qwen3", "arcee", "bitnet"] | None = option(
         None,
@@ -251,7 +256,7 @@ class DecoderConfig:
         1,
         "most passes through the experts: a token is routed again from its refined state until "
         "its choice repeats",
-        validator=_count,
+        validator=_whole(1, _MAX_PASSES),
         active_when=_with_experts,
     )
     tie_embeddings: bool | None = option(

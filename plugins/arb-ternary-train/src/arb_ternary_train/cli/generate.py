@@ -105,6 +105,7 @@ def generate(ctx: click.Context, run: Path, named: str | None, arguments: list[s
 
     Options depend on the model: `arb generate RUN --help` shows those for RUN.
     """
+    from arb_ternary.cli.numbers import limit_numbers
     from arb_ternary_train.directory import RunDirectory
     from arb_ternary_train.loading import load_config
     from arb_ternary_train.model_state import run_of
@@ -112,5 +113,5 @@ def generate(ctx: click.Context, run: Path, named: str | None, arguments: list[s
     directory = run_of(run) or RunDirectory.existing(run)
     config = load_config(directory.config_file).config
     found = generator_for(config) if named is None else manager().registry.get("generator", named)
-    command: click.Command = found.load()
+    command = limit_numbers(found.load())
     command.main(arguments, prog_name=f"{ctx.command_path}", standalone_mode=False)

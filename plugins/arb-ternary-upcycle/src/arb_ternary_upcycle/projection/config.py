@@ -9,6 +9,7 @@ from attrs import frozen
 from attrs.validators import in_
 
 from arb_ternary.config.options import (
+    LARGEST_INT64,
     Condition,
     non_negative,
     option,
@@ -94,6 +95,7 @@ class ProjectionConfig:
         None,
         "seed of the choice of calibration samples; null = the run's",
         validator=optional(non_negative),
+        largest=LARGEST_INT64,
     )
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 from attrs import frozen
 
-from arb_ternary.config.options import non_negative, option
-from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary.config.options import LARGEST_COUNT, non_negative, option
+from arb_ternary_text.models.config import MAX_LAYERS, DecoderConfig
 from arb_ternary_vision.models.config import decoder_option
 from arb_ternary_vision.models.vit_config import PatchModelConfig
 
@@ -23,6 +23,7 @@ class CaptionerConfig(PatchModelConfig):
         2,
         "blocks in which patches see each other, in front of those of the text; 0 = none",
         validator=non_negative,
+        largest=MAX_LAYERS,
     )
     layers: int = decoder_option(
         "layers",
@@ -30,6 +31,20 @@ class CaptionerConfig(PatchModelConfig):
         default=2,
     )
     max_length: int = decoder_option("max_length", "longest text, in characters", default=64)
+
+    def check(self) -> None:
+        """Check options that the decoder does not have against each other.
+
+        Raises:
+            ValueError: they contradict each other.
+        """
+        super().check()
+        longest = LARGEST_COUNT - self.patches
+        if self.max_length > longest:
+            raise ValueError(
+                f"'max_length' must be at most {longest}, because {self.patches} patches come "
+                f"before the text; it is {self.max_length}"
+            )
 
     @property
     def has_text(self) -> bool:

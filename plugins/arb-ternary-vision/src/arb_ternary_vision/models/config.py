@@ -16,7 +16,7 @@ from arb_ternary.config.options import ACTIVE_WHEN, HELP, Condition, option, pos
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
-from arb_ternary_vision.sizes import Pair, pair, size
+from arb_ternary_vision.sizes import MAX_CHANNELS, Pair, pair, size
 
 #: The parts of a model of images whose weights are matrices.
 _MATRICES = frozenset(("embedding", "head", "linears"))
@@ -72,7 +72,12 @@ class ImageModelConfig:
         "side of the images in pixels, or [height, width] of images that are not square",
         validator=size,
     )
-    channels: int = option(1, "numbers per pixel: 1 = grey, 3 = colour", validator=positive)
+    channels: int = option(
+        1,
+        "numbers per pixel: 1 = grey, 3 = colour",
+        validator=positive,
+        largest=MAX_CHANNELS,
+    )
     group_size: Literal[32, 64, 128, 256, "row", "tensor"] = decoder_option(
         "group_size", active_when=(_voting_matrices,)
     )

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from arb_ternary.config.options import Rule, option
 from arb_ternary_vision.models.config import ImageModelConfig, decoder_option
+from arb_ternary_vision.sizes import MAX_SIDE
 
 #: Most resolutions of a model. After so many halvings an image of the longest side is one pixel.
 MAX_STAGES: Final = 12
@@ -47,6 +48,7 @@ class ConvnetConfig(ImageModelConfig):
             lambda value: value >= 1 and value % 2 == 1,
             {"minimum": 1},
         ),
+        largest=MAX_SIDE,
     )
 
     def check(self) -> None:
