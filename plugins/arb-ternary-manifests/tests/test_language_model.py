@@ -216,22 +216,25 @@ def test_further_decoder_options() -> None:
     assert (found["group_size"], found["max_length"]) == ("row", 64)
 
 
+FLOATS = {"float_parts": ["embedding", "head", "norms"]}
+DECOUPLED = {"width": 64, "attention": "decoupled", "sem_dim": 4, "geo_dim": 4}
+
+
 @pytest.mark.parametrize(
     ("config", "section"),
     [
-        ({}, {"float_parts": ["embedding", "head", "norms"]}),
-        ({"width": 64, "heads": 2}, {"width": 64, "heads": 2}),
-        ({"model": {"width": 64, "attention": "decoupled", "sem_dim": 4, "geo_dim": 4}}, None),
+        ({}, FLOATS),
+        ({"width": 64, "heads": 2}, {"width": 64, "heads": 2, **FLOATS}),
+        ({"width": 64, "float_parts": []}, {"width": 64, "float_parts": []}),
+        ({"learned_norms": True}, {"learned_norms": True, "float_parts": ["embedding", "head"]}),
+        ({"model": DECOUPLED}, {**DECOUPLED, **FLOATS}),
         ({"name": "bitnet", "width": 64}, {"name": "bitnet", "width": 64}),
     ],
 )
-def test_plain_options_are_unchanged(
-    config: dict[str, Any], section: dict[str, Any] | None
+def test_plain_options_have_float_parts_by_default(
+    config: dict[str, Any], section: dict[str, Any]
 ) -> None:
-    assert decoder_section(config) == {
-        "name": "decoder",
-        **(config["model"] if section is None else section),
-    }
+    assert decoder_section(config) == {"name": "decoder", **section}
 
 
 ONE = [residual(attention()), residual(swiglu())]

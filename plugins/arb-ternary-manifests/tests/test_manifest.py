@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from arb_ternary.cli.main import main
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, UsageProblem
 from arb_ternary.plugins.discovery import discover
@@ -150,7 +151,7 @@ def test_float_keys_are_refused_without_float_parts(
 ) -> None:
     head = (
         "version: 2\ntargets:\n  - system: {ref: system.language_model, config: {width: 16, "
-        "layers: 1, heads: 2, max_length: 512, group_size: 32}}\n"
+        "layers: 1, heads: 2, max_length: 512, group_size: 32, float_parts: []}}\n"
     )
     made = config(written("runs: [{id: a}]", head))
     assert made.optimizer.name == "scaled_votes"
@@ -158,6 +159,25 @@ def test_float_keys_are_refused_without_float_parts(
     for key in ("lr", "min_lr", "grad_clip", "weight_decay", "beta1", "beta2"):
         found = fault(written(run_with(f"{key}: 0.5"), head))
         assert f"train.{key}: has no effect because the model has no float parameters" in found
+        assert "float_parts: [embedding, head, norms]" in found
+        assert "'vote_rate'" in found
+
+
+def test_vote_rate_is_the_rate_of_ternary_weights(written: Write) -> None:
+    made = config(written(run_with("vote_rate: 0.25, lr: 0.5")))
+    assert made.optimizer.options.ternary.name == "scaled_votes"
+    assert made.optimizer.options.ternary.options.lr == 0.25
+    assert made.phases[0].options.lr == 0.5
+    system = "{ref: system.language_model, config: {width: 16, float_parts: %s}}"
+    head = f"version: 2\ntargets:\n  - name: one\n    system: {system}\n"
+    every = "[embedding, head, norms, linears]"
+    assert config(written(run_with("vote_rate: 0.25"), head % "[]")).optimizer.options.lr == 0.25
+    found = fault(written(run_with("vote_rate: 0.25"), head % every))
+    assert "train.vote_rate: has no effect because the model has no ternary weights" in found
+    own = "    config: {optimizer: scaled_votes}\n"
+    found = fault(written(run_with("vote_rate: 0.25"), head % "[]" + own))
+    assert "train.vote_rate: the target's config has an optimizer of its own" in found
+    assert "must be greater than 0" in fault(written(run_with("vote_rate: 0")))
 
 
 def test_config_of_the_target(written: Write) -> None:
@@ -176,7 +196,9 @@ def test_config_of_the_target(written: Write) -> None:
     found = fault(written("runs: [{id: a}]", head.replace("threads", "phases")))
     assert "study.yaml:5: targets[0].config.phases: unknown key" in found
     found = fault(written("runs: [{id: a}]", head.replace("every: 7", "evry: 7")))
-    assert "study.yaml:7: checkpoint.evry: one" in found.replace("experiment", "one")
+    assert "study.yaml:7: targets[0].config.checkpoint.evry: one" in found.replace(
+        "experiment", "one"
+    )
 
 
 def test_verify_becomes_checks(written: Write) -> None:
@@ -189,7 +211,10 @@ def test_verify_becomes_checks(written: Write) -> None:
     found = fault(
         written("runs:\n  - id: a\n    verify:\n      type: validation_loss\n      maximum: 3\n")
     )
-    assert "study.yaml:12: checks[0].maximum: one/a: unknown key; did you mean 'max'?" in found
+    assert (
+        "study.yaml:12: targets[0].runs[0].verify.maximum: one/a: unknown key; did you mean 'max'?"
+        in found
+    )
     assert "needs the 'type' of the check: " in fault(written("runs: [{id: a, verify: {max: 3}}]"))
     assert "did you mean 'type'?" in fault(written("runs: [{id: a, verify: {name: pure}}]"))
 
@@ -312,8 +337,8 @@ def test_faults_of_several_runs_are_listed_together(written: Write) -> None:
         )
     )
     assert "2 faults" in found
-    assert "study.yaml:10: phases[0].pin_memory: one/a: " in found
-    assert "study.yaml:12: phases[0].dtype: one/b: " in found
+    assert "study.yaml:10: targets[0].runs[0].train.pin_memory: one/a: " in found
+    assert "study.yaml:12: targets[0].runs[1].train.dtype: one/b: " in found
 
 
 # --- keys of other distributions
@@ -383,3 +408,21 @@ def test_manifest_as_a_config_file(written: Write) -> None:
         ConfigError, match=r"study.yaml:11: targets\[0\].runs\[0\].train.lr: must be greater than 0"
     ):
         load_manifest(written(run_with("lr: -1")))
+
+
+def test_a_file_that_is_no_manifest_names_the_right_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "study.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "error: study.yaml: no such file\n"
+        "  A manifest lists several runs; its keys: arb config schema --document manifest\n"
+        "  For the config of one run: arb config new, then arb train\n"
+    )
+    Path("one.yaml").write_text("name: one\ndata: shakespeare\nphases: [standard]\n")
+    assert main(["run", "one.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "error: one.yaml: it is the config of one run, not a manifest\n"
+        "  Run it with: arb train one.yaml\n"
+    )

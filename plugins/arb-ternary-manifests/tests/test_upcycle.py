@@ -129,6 +129,29 @@ def test_student_can_train_in_the_standard_phase() -> None:
     ]
 
 
+def test_vote_rate_of_a_student() -> None:
+    first, second = planned(f"{FIRST % ''}\n{SECOND % ', vote_rate: 0.003'}")
+    rates = [run.config.optimizer.options.ternary.options.lr for run in (first, second)]
+    assert rates == [0.015, 0.003]
+
+
+def test_example_is_forecast_without_its_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    example = Path(__file__).parents[3] / "docs" / "examples" / "llama-dba.yaml"
+    if not example.is_file():
+        pytest.skip("the examples are not here")
+    options = ["--target", "quick", "--dry-run", "--no-probe"]
+    assert main(["run", str(example), *options]) == 0
+    shown = capsys.readouterr()
+    assert "is not in the hub's cache" in shown.err
+    # Four blocks of 50 steps of 512 tokens.
+    assert "200 steps, 102,400 tokens" in shown.out
+    assert "surgery" in shown.out
+
+
 @pytest.mark.parametrize(
     ("runs", "target", "message"),
     [

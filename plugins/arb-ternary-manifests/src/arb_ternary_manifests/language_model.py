@@ -75,9 +75,9 @@ def decoder_section(config: Mapping[str, Any]) -> dict[str, Any]:
       :mod:`~arb_ternary_manifests.topology`, with further options of the decoder under ``decoder``,
     * nothing at all.
 
-    In the last two cases embedding, head and norms are float (norms only if the topology does not
-    decide about their gains), unless ``decoder: {float_parts: ...}`` says otherwise: rate, decay
-    and clipping of a manifest's ``train:`` are those of float parameters.
+    Embedding, head and norms are float (norms only if ``learned_norms`` does not decide about their
+    gains) unless ``float_parts`` says otherwise: rate, decay and clipping of a manifest's
+    ``train:`` are those of float parameters.
 
     A decoder from a topology has no sub-norms and has gated feed-forward layers. What the topology
     leaves out (``feed_forward``, ``norm_eps``, ``rotary_base``, ``max_length`` and others) is left
@@ -87,16 +87,14 @@ def decoder_section(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         Faulty: ``config`` is not a decoder; paths are those inside ``config``.
     """
-    if not config:
-        return {"name": "decoder", **_float_parts({})}
     if _MODEL not in config:
-        return _checked({"name": "decoder", **config}, lambda path: path)
+        return _checked(_with_float_parts(config), lambda path: path)
     read = structure_section(_Config, config, ())
     if "type" not in read.model and "topology" not in read.model:
         if read.decoder:
             text = "has no effect together with options under 'model'; write all of them there"
             raise Faulty(Fault(("decoder",), text))
-        return _checked({"name": "decoder", **read.model}, lambda path: (_MODEL, *path))
+        return _checked(_with_float_parts(read.model), lambda path: (_MODEL, *path))
 
     transformer = structure_section(_Transformer, read.model, (_MODEL,))
     network = read_network(transformer.topology, _TOPOLOGY)
@@ -107,15 +105,18 @@ def decoder_section(config: Mapping[str, Any]) -> dict[str, Any]:
     def source(path: Path) -> Path:
         return ("decoder", *path) if path and path[0] in read.decoder else _TOPOLOGY
 
-    section = {"name": "decoder", **options, **_float_parts(options), **read.decoder}
-    return _checked(section, source)
+    return _checked(_with_float_parts({**options, **read.decoder}), source)
 
 
-def _float_parts(options: Mapping[str, Any]) -> dict[str, Any]:
+def _with_float_parts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of a decoder whose embedding, head and norms are float by default."""
+    section = {"name": "decoder", **options}
+    if section["name"] != "decoder" or "float_parts" in options:
+        return section
     parts = ["embedding", "head"]
     if "learned_norms" not in options:
         parts.append("norms")
-    return {"float_parts": parts}
+    return {**section, "float_parts": parts}
 
 
 def _checked(section: dict[str, Any], source: Callable[[Path], Path]) -> dict[str, Any]:

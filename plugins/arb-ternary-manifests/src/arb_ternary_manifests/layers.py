@@ -66,10 +66,14 @@ class AttentionLayer:
         None, "features of a head; null = d_model / n_heads", validator=optional(positive)
     )
     sem_dim: int | None = option(
-        None, "semantic features of all query heads together", validator=optional(positive)
+        None,
+        "semantic features of all query heads together; the decoder's own option counts one head",
+        validator=optional(positive),
     )
     geo_dim: int | None = option(
-        None, "geometric features of all query heads together", validator=optional(positive)
+        None,
+        "geometric features of all query heads together; the decoder's own option counts one head",
+        validator=optional(positive),
     )
     rope_enabled: bool = option(
         True,

@@ -225,7 +225,10 @@ def _run_config(file: ManifestFile, position: tuple[int, int], request: TargetRu
         if not error.faults:
             raise
         prefix = f"{target.name}/{run.id}: "
-        faults = [evolve(fault, message=prefix + fault.message) for fault in error.faults]
+        faults = []
+        for fault in error.faults:
+            path = _written_path(file, _source_path(file, position, fault.path, request.section))
+            faults.append(evolve(fault, path=path, message=prefix + fault.message))
         raise Faulty(*faults) from error
 
 
@@ -298,7 +301,7 @@ def _source_path(
     if not path:
         return at
     if path[0] == "model":
-        return at if target.system is None else ("targets", t, "system")
+        return at if target.system is None else ("targets", t, "system", "config", *path[1:])
     if path[0] == "checks":
         inside = path[2:] if isinstance(run.verify, Mapping) else path[1:]
         written = ["type" if part == "name" else part for part in inside]
@@ -312,6 +315,13 @@ def _source_path(
         if key in run.train:
             return (*at, "train", key)
     return (*at, path[-1])
+
+
+def _written_path(file: ManifestFile, path: Path) -> Path:
+    """Return the longest beginning of ``path`` that is written in the manifest."""
+    while path and path not in file.document.origins:
+        path = path[:-1]
+    return path
 
 
 def _below(path: Path, error: Faulty) -> list[Fault]:

@@ -17,6 +17,9 @@ from arb_ternary_manifests.train_keys import ADAMW_KEYS, TrainSection
 
 #: Keys that only float parameters use.
 _FLOAT_KEYS: Final = ("lr", "min_lr", "grad_clip", *ADAMW_KEYS)
+#: Key of ``train:`` for the rate of ternary weights, and the optimizer that has it.
+VOTE_RATE: Final = "vote_rate"
+_VOTES: Final[Mapping[str, Any]] = {"name": "scaled_votes"}
 #: The data of a target that names none.
 _DATA: Final = "shakespeare"
 
@@ -111,7 +114,10 @@ def phase_section(run: TargetRun, parts: frozenset[TrainedPart]) -> dict[str, An
     if options.get("convergence_target") is None and options.get("convergence_max_steps") is None:
         unused.add("convergence_max_steps")
     if "float" not in parts:
-        reason = "has no effect because the model has no float parameters; remove it"
+        reason = (
+            "has no effect because the model has no float parameters; remove it, or give the "
+            "system `float_parts: [embedding, head, norms]`. Ternary weights learn at 'vote_rate'"
+        )
         run.refuse_written(_FLOAT_KEYS, reason)
         unused.update(_FLOAT_KEYS)
     else:
@@ -126,22 +132,28 @@ def phase_section(run: TargetRun, parts: frozenset[TrainedPart]) -> dict[str, An
     return {"name": section.phase, **kept}
 
 
-def optimizer_setting(run: TargetRun, parts: frozenset[TrainedPart]) -> dict[str, Any]:
-    """Return ``{"optimizer": ...}``: votes for what is ternary, AdamW for what is float.
+def optimizer_setting(
+    run: TargetRun, parts: frozenset[TrainedPart], votes: Mapping[str, Any] = _VOTES
+) -> dict[str, Any]:
+    """Return ``{"optimizer": ...}``: ``votes`` for what is ternary, AdamW for what is float.
 
     It is empty if the target's own config has an optimizer.
 
     Raises:
-        Faulty: it has one, and the user wrote keys of another.
+        Faulty: it has one, and the user wrote keys of another; or there is nothing ternary, and the
+            user wrote a rate for it.
     """
     if "optimizer" in run.config:
         reason = "the target's config has an optimizer of its own; write it there"
-        run.refuse_written(ADAMW_KEYS, reason)
+        run.refuse_written((*ADAMW_KEYS, VOTE_RATE), reason)
         return {}
-    if "float" not in parts:
-        return {"optimizer": "scaled_votes"}
     values = run.section.values
+    if values.get(VOTE_RATE) is not None:
+        votes = {**votes, "lr": values[VOTE_RATE]}
+    if "float" not in parts:
+        return {"optimizer": dict(votes)}
     adamw = {"name": "adamw", **{key: values[key] for key in ADAMW_KEYS if key in values}}
     if parts == {"float"}:
+        run.refuse_written((VOTE_RATE,), "has no effect because the model has no ternary weights")
         return {"optimizer": adamw}
-    return {"optimizer": {"name": "split", "float": adamw}}
+    return {"optimizer": {"name": "split", "ternary": dict(votes), "float": adamw}}

@@ -10,9 +10,18 @@ from attrs import frozen
 
 from arb_ternary.config.errors import Fault, Faulty
 from arb_ternary.config.fields import config_fields
-from arb_ternary.config.options import option
+from arb_ternary.config.options import option, optional, positive
 from arb_ternary.errors import ArbError, nearest
 from arb_ternary.plugins.manager import manager
+
+
+def _vote_rate(default: str) -> Any:
+    return option(
+        None,
+        "rate of ternary weights: trits that a weight moves in a step whose gradient is one "
+        f"standard deviation; null = {default}",
+        validator=optional(positive),
+    )
 
 
 @frozen(kw_only=True)
@@ -20,6 +29,7 @@ class StandardKeys:
     """Keys of ``train:`` that are not options of a phase, in ``trainer.standard``."""
 
     phase: Literal["standard"] = option("standard", "phase that trains")
+    vote_rate: float | None = _vote_rate("0.1, for training from random weights")
 
 
 @frozen(kw_only=True)
@@ -27,6 +37,7 @@ class UpcycleKeys:
     """Keys of ``train:`` that are not options of a phase, in ``trainer.upcycle``."""
 
     phase: Literal["standard", "blockwise", "global"] = option("standard", "phase that trains")
+    vote_rate: float | None = _vote_rate("0.015, for a student, which starts trained")
     teacher_ckpt: str | None = option(
         None,
         "the teacher: hf://org/name, a folder of transformers, a GGUF file, or a run; required in "

@@ -21,7 +21,7 @@ from arb_ternary_manifests.standard import (
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_upcycle.recipe.outline import TeacherOutline, absolute, read_outline
 from arb_ternary_upcycle.recipe.phases import PREPARING, VOTES, ending, preparing
-from arb_ternary_upcycle.recipe.student import student_section
+from arb_ternary_upcycle.recipe.student import assumed_section, student_section
 
 
 def run_settings(run: TargetRun) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def run_settings(run: TargetRun) -> dict[str, Any]:
         settings["data"] = {"name": "shakespeare"}
     elif "data" not in run.config:
         settings["data"] = outline.data_in(run.files)
-    return {**settings, **_with_student_votes(optimizer_setting(run, parts))}
+    return {**settings, **optimizer_setting(run, parts, VOTES)}
 
 
 def _teacher_source(run: TargetRun) -> str:
@@ -94,9 +94,9 @@ def _read_outline(source: str, run: TargetRun) -> TeacherOutline | None:
 
 def _student_model(outline: TeacherOutline | None, run: TargetRun) -> dict[str, Any]:
     own = dict(run.model or {})
-    if outline is None:
-        return own
     try:
+        if outline is None:
+            return assumed_section(own)
         return student_section(outline.config, own)
     except Faulty as error:
         path = ("train", "teacher_ckpt") if run.model is None else ()
@@ -113,13 +113,3 @@ def _preparing_phases(source: str, model: Mapping[str, Any], run: TargetRun) -> 
     max_length = model.get("max_length", DecoderConfig().max_length)
     options = {name: run.value(name) or {} for name in PREPARING}
     return preparing(absolute(source), model, max_length, options)
-
-
-def _with_student_votes(setting: dict[str, Any]) -> dict[str, Any]:
-    """Replace the votes of ``setting`` by those of a student, which starts trained."""
-    optimizer = setting.get("optimizer")
-    if optimizer == VOTES["name"]:
-        return {"optimizer": dict(VOTES)}
-    if isinstance(optimizer, dict) and optimizer["name"] == "split":
-        return {"optimizer": {**optimizer, "ternary": dict(VOTES)}}
-    return setting

@@ -12,6 +12,17 @@ from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
+#: Options of the attention, which the phase ``surgery`` changes.
+ATTENTION: Final = (
+    "attention",
+    "sem_dim",
+    "geo_dim",
+    "rotary_dim",
+    "attention_gate",
+    "null_key_value",
+    "tie_query_key",
+)
+
 
 def student_of(model: nn.Module) -> Decoder:
     """Return the run's model.

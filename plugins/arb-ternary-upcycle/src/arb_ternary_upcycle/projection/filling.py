@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +12,7 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_upcycle.projection.rounded import Rounded
-from arb_ternary_upcycle.student import check_student, student_of
-
-#: Options of the attention, which must be those of the stage.
-_ATTENTION: Final = (
-    "attention",
-    "sem_dim",
-    "geo_dim",
-    "rotary_dim",
-    "attention_gate",
-    "null_key_value",
-    "tie_query_key",
-)
+from arb_ternary_upcycle.student import ATTENTION, check_student, student_of
 
 
 def check_projectable(model: nn.Module, source: DecoderConfig) -> Decoder:
@@ -48,7 +36,7 @@ def check_projectable(model: nn.Module, source: DecoderConfig) -> Decoder:
             "have",
             "Use a decoder with `experts: 0`.",
         )
-    for name in _ATTENTION:
+    for name in ATTENTION:
         mine = getattr(config, name)
         wanted = getattr(source, name)
         if mine != wanted:

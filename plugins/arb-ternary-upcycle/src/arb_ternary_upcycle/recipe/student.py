@@ -10,7 +10,7 @@ from arb_ternary.config.fields import config_fields, default_of, to_plain
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_upcycle.folding import untied, without_preset
-from arb_ternary_upcycle.student import check_options
+from arb_ternary_upcycle.student import ATTENTION, check_options
 
 #: How a student's weights are stored by default. One exponent per row loses least in rounding and
 #: is what other programs read; embedding, head and gains stay float, trained by AdamW.
@@ -60,6 +60,22 @@ def student_section(teacher: DecoderConfig, own: Mapping[str, Any]) -> dict[str,
     except ConfigError as error:
         raise Faulty(Fault((), error.what, error.hint)) from error
     return {"name": "decoder", **options}
+
+
+def assumed_section(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return :func:`student_section` of a teacher that is not there, with the sizes in ``own``.
+
+    Sizes that ``own`` leaves out are the decoder's defaults.
+
+    Raises:
+        Faulty: see :func:`student_section`.
+    """
+    shape = {key: value for key, value in own.items() if key not in {"name", *ATTENTION}}
+    try:
+        teacher = DecoderConfig(**shape)
+    except (ValueError, TypeError) as error:
+        raise Faulty(Fault((), str(error.args[0]))) from error
+    return student_section(teacher, own)
 
 
 def decoupled_options(
