@@ -27,6 +27,7 @@ BUDGETS = {
     "arb-ternary-train": 54.8,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 49,
+    "arb-ternary-chat": 5,
     "arb-ternary-manifests": 15.4,
     "arb-ternary-text": 37.2,
     "arb-ternary-upcycle": 50.8,
