@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_testing.scaffold.generate import KINDS, new_plugin
@@ -90,8 +92,47 @@ def test_the_conformance_kit_passes_from_the_command_line(
     output = run(
         "arb_ternary.cli.main", "plugins", "check", f"trial-{kind}", folder=folder, site=site
     )
-    assert f"{kind} trial_{kind}" in output
+    component = f"trial_{kind.replace('-', '_')}"
+    assert f"{kind.replace('vote-rule', 'optimizer')} {component}" in output
     assert output.rstrip().endswith("all passed")
+
+
+#: A run of a few steps, whose sections the config in a plugin's README replaces.
+TINY: Mapping[str, Any] = {
+    "name": "tiny",
+    "data": {"name": "text", "path": "texts.csv"},
+    "model": {"name": "decoder"},
+    "optimizer": "sign_votes",
+    "phases": [{"name": "standard"}],
+}
+TINY_MODEL = {"width": 32, "layers": 1, "heads": 2, "max_length": 16}
+TINY_PHASE = {"steps": 3, "batch_size": 2, "block_size": 8, "warmup_steps": 0, "eval_batches": 1}
+
+
+def test_a_run_trains_with_the_config_of_its_readme(
+    generated: tuple[str, Path, Path], python: Callable[..., str]
+) -> None:
+    kind, folder, site = generated
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    config = dict(TINY)
+    if kind == "backend":
+        config["backend"] = "trial_backend"
+    else:
+        block = readme.partition("```yaml\n")[2].partition("```")[0]
+        config |= yaml.safe_load(block)
+    if config["model"]["name"] == "decoder":
+        config["model"] = {**config["model"], **TINY_MODEL}
+    config["phases"] = [{**phase, **TINY_PHASE} for phase in config["phases"]]
+    rows = "".join(f'{number},"line {number} of a text"\n' for number in range(200))
+    (folder / "texts.csv").write_text(f"number,text\n{rows}", encoding="utf-8")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+    command = ("-m", "arb_ternary.cli.main", "train", "tiny.yaml", "--run-dir", "tiny")
+    python(folder, *command, place=site)
+    result = json.loads((folder / "tiny" / "result.json").read_text(encoding="utf-8"))
+    assert result["steps"] == 3
+    if kind == "tracker":
+        assert json.loads((folder / "tiny" / "best.json").read_text())["step"] == 3
 
 
 # Reading the types of torch takes most of a minute.
@@ -202,9 +243,9 @@ def test_the_name_of_a_distribution_that_exists_is_refused(name: str, tmp_path: 
 def test_a_kind_without_a_template_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem) as caught:
         new_plugin("x", "optimiser", tmp_path)
-    assert (
-        caught.value.hint
-        == "did you mean 'optimizer'?\ntemplates: backend, masking, optimizer, phase"
+    assert caught.value.hint == (
+        "did you mean 'optimizer'?\n"
+        "templates: backend, data, masking, model, optimizer, phase, tracker, vote-rule"
     )
 
 

@@ -28,7 +28,7 @@ def test_check_of_an_unknown_plugin_suggests_a_name(
     )
 
 
-def test_new_writes_a_plugin_and_prints_where(
+def test_new_writes_a_plugin_and_says_what_is_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -38,5 +38,12 @@ def test_new_writes_a_plugin_and_prints_where(
     )
 
     assert main(["plugins", "new", "mine", "--kind", "optimizer", "--into", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/arb-ternary-mine-optimizer\n"
+    folder = f"{tmp_path}/arb-ternary-mine-optimizer"
+    assert capsys.readouterr().out.splitlines() == [
+        folder,
+        "an optimizer of float parameters, with its tests. Next:",
+        f"  cd {folder}",
+        "  pip install -e '.[test]'",
+        "  python -m pytest",
+    ]
     assert main(["plugins", "new", "mine"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -10,10 +11,13 @@ from arb_ternary_testing.scaffold.generate import KINDS, new_plugin
 
 
 @click.command("check")
-@click.argument("name")
+@click.argument("name", metavar="NAME|FILE.py")
 @click.option("--kind", metavar="KIND", help="Check only the plugin's components of this kind.")
 def check(name: str, kind: str | None) -> int:
-    """Run the conformance kit on an installed plugin. The exit code is 0 if it passes."""
+    """Run the conformance kit on an installed plugin, or on a plugin that is a single file.
+
+    The exit code is 0 if it passes.
+    """
     from arb_ternary_testing.runner import check_plugin
 
     return check_plugin(name, kind)
@@ -21,7 +25,13 @@ def check(name: str, kind: str | None) -> int:
 
 @click.command("new")
 @click.argument("name")
-@click.option("--kind", type=click.Choice(KINDS), required=True, help="What the plugin provides.")
+@click.option(
+    "--kind",
+    type=click.Choice(list(KINDS)),
+    required=True,
+    help="What the plugin provides; an optimizer is for float parameters, a vote-rule for ternary "
+    "weights.",
+)
 @click.option(
     "--into",
     "destination",
@@ -31,4 +41,9 @@ def check(name: str, kind: str | None) -> int:
 )
 def new(name: str, kind: str, destination: Path) -> None:
     """Write a new plugin: a distribution with one working component, and its tests."""
-    click.echo(new_plugin(name, kind, destination))
+    folder = new_plugin(name, kind, destination)
+    click.echo(folder)
+    click.echo(f"{KINDS[kind]}, with its tests. Next:")
+    click.echo(f"  cd {shlex.quote(str(folder))}")
+    click.echo("  pip install -e '.[test]'")
+    click.echo("  python -m pytest")

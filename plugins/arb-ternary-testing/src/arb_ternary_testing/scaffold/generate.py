@@ -16,10 +16,20 @@ from arb_ternary.errors import ArbError, UsageProblem, nearest
 from arb_ternary.plugins.discovery import announced
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.metadata import canonical
-from arb_ternary.specs import KINDS as SPECS
 
-#: Kinds of component that have a template.
-KINDS: Final = ("backend", "masking", "optimizer", "phase")
+#: Kinds of plugin that have a template, and what each is.
+KINDS: Final = {
+    "backend": "a kernel backend",
+    "data": "a data source",
+    "masking": "a masking strategy",
+    "model": "a model",
+    "optimizer": "an optimizer of float parameters",
+    "phase": "a trainer phase",
+    "tracker": "a tracker of runs",
+    "vote-rule": "a vote rule, an optimizer of ternary weights",
+}
+#: The distribution that a kind needs in addition to the core.
+_NEEDED: Final = {"data": "text", "phase": "train"}
 
 PREFIX: Final = "arb-ternary-"
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -34,7 +44,7 @@ def new_plugin(name: str, kind: str, destination: Path = Path()) -> Path:
     Args:
         name: short name: lower-case words joined by hyphens, with or without the prefix
             ``arb-ternary-``.
-        kind: ``backend``, ``masking``, ``optimizer`` or ``phase``.
+        kind: one of ``KINDS``.
         destination: parent of the folder; created if it does not exist.
 
     Returns:
@@ -104,11 +114,11 @@ def _checked(name: str) -> str:
 def _values(short: str, kind: str) -> dict[str, str]:
     """Return the values of the placeholders of the templates."""
     words = short.split("-")
-    noun = next(spec.noun for spec in SPECS if spec.kind == kind)
-    article = "an" if noun[0] in "aeiou" else "a"
     minor_version = __version__.rpartition(".")[0]
     versions = f">={minor_version},<{API_VERSION[0] + 1}"
-    parts = ["core", "train"] if kind == "phase" else ["core"]
+    parts = ["core"]
+    if kind in _NEEDED:
+        parts.append(_NEEDED[kind])
     needed = [f'"{PREFIX}{part}{versions}"' for part in parts]
     return {
         "name": short,
@@ -116,8 +126,7 @@ def _values(short: str, kind: str) -> dict[str, str]:
         "package": "_".join(["arb_ternary", *words]),
         "component": "_".join(words),
         "class_name": "".join(word.capitalize() for word in words),
-        "kind": kind,
-        "a_kind": f"{article} {noun}",
+        "a_kind": KINDS[kind],
         "versions": versions,
         "needed": ", ".join(needed),
         "api_version": repr(API_VERSION),
