@@ -107,6 +107,26 @@ def test_the_tests_of_a_page_pass(path: Path, tmp_path: Path, python: Python) ->
     )
 
 
+def plugin_files() -> list[tuple[Path, str]]:
+    """Return page and name of every plugin that is a single file."""
+    found = []
+    for path in PAGES:
+        for block in blocks(path):
+            is_file = block.title.endswith(".py") and "/" not in block.title
+            if is_file and re.search(r"^@hookimpl\ndef arb_register", block.text, re.M):
+                found.append((path, block.title))
+    return found
+
+
+@pytest.mark.parametrize(("path", "name"), plugin_files(), ids=lambda value: Path(value).name)
+def test_single_file_plugin_passes_the_conformance_kit(
+    path: Path, name: str, tmp_path: Path, python: Python
+) -> None:
+    lay_out(path, tmp_path)
+    output = python(tmp_path, "-m", "arb_ternary.cli.main", "plugins", "check", name)
+    assert output.rstrip().endswith("all passed")
+
+
 @pytest.mark.parametrize(
     "path", [p for p in PAGES if any(b.language == "yaml" for b in blocks(p))], ids=page_id
 )

@@ -90,6 +90,21 @@ def test_conforming_plugin_passes(tmp_path: Path, check: Check) -> None:
     assert output.rstrip().endswith("all passed")
 
 
+def test_plugin_file_is_checked(tmp_path: Path, forked: Callable[..., tuple[int, str]]) -> None:
+    file = tmp_path / "striped.py"
+    hooks = HOOKS.replace("arb_ternary_fake.parts", "striped")
+    file.write_text(PARTS + hooks.format(masking="build_causal", summary="a copy"))
+    for arguments, wanted in (([], 0), (["--kind", "phase"], 2)):
+        code, output = forked(lambda more=arguments: main(["plugins", "check", str(file), *more]))
+        assert code == wanted, output
+        if not arguments:
+            assert re.search(r"^masking fake +MaskingSuite +\d+ +0 +0$", output, re.MULTILINE)
+            assert output.rstrip().endswith("all passed")
+
+    with pytest.raises(UsageProblem, match="there is no such plugin file"):
+        check_plugin(str(tmp_path / "absent.py"))
+
+
 def test_fault_is_printed_with_its_test(tmp_path: Path, check: Check) -> None:
     code, output = check(fake(tmp_path, HOOKS.format(masking="build_tampering", summary="a fault")))
     assert code == 1

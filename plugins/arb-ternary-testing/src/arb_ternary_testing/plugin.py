@@ -21,7 +21,7 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="plugins.check",
             target="arb_ternary_testing.commands:check",
-            summary="Run the conformance kit on an installed plugin.",
+            summary="Run the conformance kit on a plugin.",
         ),
         CommandSpec(
             name="plugins.new",

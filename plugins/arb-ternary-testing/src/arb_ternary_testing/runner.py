@@ -1,4 +1,4 @@
-"""Run the conformance kit on an installed plugin: ``arb plugins check``."""
+"""Run the conformance kit on an installed plugin or a plugin file: ``arb plugins check``."""
 
 from __future__ import annotations
 
@@ -102,26 +102,28 @@ class _Collector:
 
 
 def check_plugin(name: str, kind: str | None = None) -> int:
-    """Check the installed plugin ``name`` and print a table; failures are printed in full.
+    """Check the plugin ``name`` and print a table; failures are printed in full.
 
-    Its hook module must be light, every component must resolve, and backends, optimizers, masking
-    strategies and phases must pass the suite of their kind with their default options. A component
-    that has an option without a default is left to the plugin's own tests, and the table says so.
+    The hook module of an installed plugin must be light, every component must resolve, and
+    backends, optimizers, masking strategies and phases must pass the suite of their kind with their
+    default options. A component that has an option without a default is left to the plugin's own
+    tests, and the table says so.
 
     Args:
-        name: the plugin's name (that of its entry point).
+        name: the name of an installed plugin (that of its entry point), or a file ``NAME.py``.
         kind: check only components of this kind.
 
     Returns:
         0 if everything passed, else 1.
 
     Raises:
-        UsageProblem: no plugin has that name, or it has no component of that kind.
+        UsageProblem: no plugin has that name, there is no such file, or the plugin has no component
+            of that kind.
         EnvironmentProblem: it could not be loaded.
     """
     record = _record(name)
     components = [found for found in record.components if kind in (None, found.kind)]
-    if not components:
+    if not components and (kind or not any(record.results.values())):
         provided = ", ".join(sorted({found.kind for found in record.components})) or "nothing"
         raise UsageProblem(
             f"plugin {name!r} provides no {kind or 'component'}", f"it provides: {provided}"
@@ -143,6 +145,8 @@ def check_plugin(name: str, kind: str | None = None) -> int:
 
 
 def _record(name: str) -> PluginRecord:
+    if name.endswith(".py"):
+        return manager().load_file(name)
     records = manager().records_called(name)
     for record in records:
         if record.reason:
