@@ -377,6 +377,43 @@ def test_a_loop_continues_exactly_from_any_micro_batch(
         assert torch.equal(table(resumed), table(context))
 
 
+class Seeding:
+    """Batches that seed the global generator at every second one, as a dataloader may."""
+
+    def __init__(self, batches: Any) -> None:
+        self.inner = batches
+
+    def __next__(self) -> Batch:
+        if self.inner.sampler.cursor % 2:
+            torch.manual_seed(self.inner.sampler.cursor)
+        return next(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_batches_drawn_again_leave_global_generators() -> None:
+    def made() -> TrainingLoop:
+        torch.manual_seed(0)
+        loop, context = loop_of(gradient_accumulation_steps=3)
+        loop.batches = Seeding(loop.batches)
+        context.model.register_forward_hook(lambda _, __, logits: logits * torch.rand(()))
+        return loop
+
+    whole = made()
+    reports = [whole.train_microbatch() for _ in range(6)]
+    for stop in (1, 2, 4):
+        first = made()
+        for _ in range(stop):
+            first.train_microbatch()
+        weights = copy.deepcopy(first.model.state_dict())
+        state = first.state_dict()
+        second = made()
+        second.model.load_state_dict(weights)
+        second.load_state_dict(state)
+        assert [second.train_microbatch() for _ in range(stop, 6)] == reports[stop:]
+
+
 def test_overflowing_gradient_skips_and_lowers_the_scale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
