@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from arb_ternary.cli.groups import config
+from arb_ternary.cli.main import main
 from arb_ternary.cli.options import document_called
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.schema import json_schema
@@ -25,9 +27,9 @@ REGISTRY = manager().registry
 STARTERS = REGISTRY.names("starter")
 
 
-def written(name: str) -> str:
+def written(name: str, *, full: bool = True) -> str:
     starter: Any = REGISTRY.get("starter", name).spec
-    return starter_config(starter, document_called(starter.document), REGISTRY)
+    return starter_config(starter, document_called(starter.document), REGISTRY, full=full)
 
 
 def run(text: str) -> RunConfig:
@@ -45,6 +47,30 @@ def test_a_starter_config_is_valid_and_keeps_its_settings(name: str) -> None:
     for path, value in leaves(resolve(spec.target)):
         assert found[path] == value
     assert written(name).startswith(f"# {spec.summary}\n")
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_a_short_starter_config_is_the_same_in_a_line_per_setting(name: str) -> None:
+    short = written(name, full=False)
+    assert to_plain(run(short)) == to_plain(run(written(name)))
+    _, _, settings = short.partition("\n\n")
+    assert all(re.match(r" *(- )?\w+:", line) for line in settings.splitlines())
+    assert len(settings.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", ["small", "mixed", "exact", "float"])
+def test_a_text_starter_trains_and_leaves_for_other_programs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "new", "--template", name]) == 0
+    short = ["phases.0.steps=2", "phases.0.batch_size=1", "phases.0.eval_every=0", "checks=[]"]
+    overrides = [word for setting in short for word in ("-o", setting)]
+    assert main(["train", "arb.yaml", *overrides, "--run-dir", "run"]) == 0
+    assert main(["export", "run", "out", "--format", "hf"]) == 0
+    assert main(["export", "run", "out.gguf", "--format", "gguf"]) == 0
+    assert json.loads(Path("out/config.json").read_text())["model_type"] == "qwen3"
+    assert Path("out.gguf").read_bytes()[:4] == b"GGUF"
 
 
 @pytest.mark.parametrize("name", STARTERS)

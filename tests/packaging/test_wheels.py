@@ -183,6 +183,8 @@ def test_a_distribution_asks_for_versions_that_are_here(
     for name in requirements.keys() & projects.keys():
         version = read_wheel(wheels(projects[name]))[1]["Version"]
         assert requirements[name].specifier.contains(version), requirements[name]
+        # Until 1.0 a minor version may change any interface.
+        assert not requirements[name].specifier.contains("0.2"), requirements[name]
     assert project.name == CORE or CORE in requirements
 
 
@@ -202,6 +204,9 @@ def test_core_alone_says_what_brings_training(
     assert refused.returncode == 2
     assert "pip install arb-ternary brings" in refused.stderr
     assert "Traceback" not in refused.stderr
+    code = "try:\n    from arb_ternary import audit\nexcept ImportError as error:\n    print(error)"
+    said = clean_environment.run(code, cwd=tmp_path)
+    assert said == "arb_ternary.audit is not installed: pip install arb-ternary-train\n"
 
 
 #: Installed one by one in every test run: parts only, the core alone, and a native one. The

@@ -190,12 +190,13 @@ def _names_of_the_core() -> dict[str, str]:
     return found
 
 
-def known_table(surface: str) -> dict[str, str]:
-    """Return the table ``arb_ternary.known`` that follows from the surface.
+def known_tables(surface: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the tables ``arb_ternary.known`` that follow from the surface: names, components.
 
     It says which distribution brings a component, for messages about names that are not installed.
     Components of the core need no entry. Those with a dotted name have one per family, except
     commands, which stand in groups.
+    Public names stand in the core's own ``pyproject.toml``, all others in that of the metapackage.
     """
     components = surface.partition("[components]\n")[2].partition("\n[")[0]
     table = {}
@@ -204,12 +205,12 @@ def known_table(surface: str) -> dict[str, str]:
             continue
         known = name if kind == "command" else name.partition(".")[0]
         table[f"{kind}.{known}"] = distribution.replace("-", "_")
-    return dict(sorted(table.items()))
+    names = {key: table.pop(key) for key in sorted(table) if key.startswith("name.")}
+    return names, dict(sorted(table.items()))
 
 
-def write_known_table(table: dict[str, str]) -> None:
-    """Replace the table in the root ``pyproject.toml``."""
-    file = ROOT / "pyproject.toml"
+def write_known_table(file: Path, table: dict[str, str]) -> None:
+    """Replace the table in a ``pyproject.toml``."""
     heading = '[project.entry-points."arb_ternary.known"]\n'
     before, _, after = file.read_text(encoding="utf-8").partition(heading)
     rest = after[after.index("\n\n") :]
@@ -267,7 +268,9 @@ def main() -> None:
     text = describe()
     if sys.argv[1:] == ["--write"]:
         SNAPSHOT.write_text(text, encoding="utf-8")
-        write_known_table(known_table(text))
+        names, others = known_tables(text)
+        write_known_table(ROOT / "core" / "pyproject.toml", names)
+        write_known_table(ROOT / "pyproject.toml", others)
     else:
         sys.stdout.write(text)
 

@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     if not name.startswith("_"):
-        from arb_ternary.plugins.discovery import announced
+        from arb_ternary.plugins.discovery import announced, install_command
         from arb_ternary.plugins.metadata import entry_points
         from arb_ternary.specs import resolve
 
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
             if entry.name == name:
                 return resolve(entry.value)
         if source := announced().get(f"name.{name}"):
-            raise ImportError(f"{__name__}.{name} is not installed: pip install {source}")
+            raise ImportError(f"{__name__}.{name} is not installed: {install_command(source)}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

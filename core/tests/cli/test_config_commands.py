@@ -138,6 +138,17 @@ def test_new_writes_a_starter_config_that_validates() -> None:
 
 
 @pytest.mark.usefixtures("study")
+def test_new_is_short_unless_every_option_is_asked_for() -> None:
+    short = new().read_text()
+    assert short == new("--short", "--force").read_text()
+    assert "# seed:" not in short
+    assert "`arb config new --full`" in short
+    full = new("--full", "--force").read_text()
+    assert "# seed: 0  " in full
+    assert read_yaml(full, "full").data == read_yaml(short, "short").data
+
+
+@pytest.mark.usefixtures("study")
 def test_new_takes_a_path_and_a_template() -> None:
     written = output("new", "--template", "long", "mine.yml", "--json")
     assert written == '{\n  "path": "mine.yml",\n  "template": "long"\n}\n'
@@ -266,6 +277,16 @@ def test_without_a_template_new_says_what_to_install(
     assert capsys.readouterr().err == "error: no template is installed\n  pip install arb-ternary\n"
 
 
+@pytest.mark.parametrize("arguments", [["new"], ["new", "--list"]])
+def test_without_a_template_new_names_a_fault_before_a_package(
+    arguments: list[str], install_plugin: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_plugin("broken", "import a_module_that_is_not_there")
+    assert main(["config", *arguments]) == 3
+    last = "error: no template is installed\n  see: arb plugins list\n"
+    assert capsys.readouterr().err.endswith(last)
+
+
 # --- validate
 
 
@@ -310,6 +331,30 @@ def test_validate_exits_with_3_if_something_is_not_installed(install_plugin: Any
     (fault,) = json.loads(result.output)["faults"]
     assert (fault["where"], fault["path"]) == ("arb.yaml:2", "optimizer")
     assert "no_such_module" in fault["message"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "exit_code", "said"),
+    [
+        ("triton", 3, "arb.yaml:2: backend: backend 'triton' is not installed"),
+        ("troch", 2, "arb.yaml:2: backend: no backend is called 'troch'"),
+        ("triton,troch", 2, "arb.yaml:2: backend: no backend is called 'troch'"),
+        ("triton,torch", 0, ""),
+        ("Torch", 0, ""),
+        ("auto", 0, ""),
+    ],
+)
+def test_validate_finds_a_backend_that_is_not_installed(
+    backend: str,
+    exit_code: int,
+    said: str,
+    install_plugin: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install_plugin("other", OTHER.replace("size: int = option(1,", 'backend: str = option("auto",'))
+    Path("arb.yaml").write_text(f"# kernels\nbackend: {backend}\n")
+    assert main(["config", "validate", "--document", "other", "arb.yaml"]) == exit_code
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("study")

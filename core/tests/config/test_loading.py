@@ -137,6 +137,13 @@ def test_a_file_that_cannot_be_read_is_a_config_error(
     assert (caught.value.what, caught.value.hint, caught.value.exit_code) == (what, hint, 2)
 
 
+def test_a_file_that_is_not_there_may_have_a_similar_name(in_tmp: Path) -> None:
+    Path("first.yaml").write_text("name: first\n")
+    with pytest.raises(ConfigError) as caught:
+        read_document("frist.yaml", advice="Write one.")
+    assert caught.value.hint == "did you mean first.yaml?\nWrite one."
+
+
 def test_a_folder_is_not_a_config(in_tmp: Path) -> None:
     Path("folder.yaml").mkdir()
     with pytest.raises(ConfigError, match=r"folder.yaml: cannot be read: Is a directory"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,6 +179,29 @@ def test_an_unknown_hook_gets_the_nearest_name(install_plugin, capsys):
     )
 
 
+def test_an_unknown_hook_may_need_a_plugin_that_failed(install_plugin):
+    install_plugin("broken", BROKEN)
+    install_plugin("typo", GOOD.replace("arb_register_masking", "arb_register_maskings"))
+
+    assert record_of("typo").reason == (
+        "no hook is called 'arb_register_maskings'; it may need plugin broken, which failed to "
+        "load; did you mean 'arb_register_masking'?"
+    )
+
+
+def test_many_plugins_that_fail_are_one_warning(install_plugin, capsys):
+    for name in ("one", "three", "two"):
+        install_plugin(name, BROKEN, module=f"broken_{name}")
+
+    manager()
+    assert capsys.readouterr().err == (
+        "warning: 3 plugins have faults: one, three, two\n"
+        "  the first: plugin 'one' (arb-ternary-one 1.0) is not loaded: "
+        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'\n"
+        "  all reasons: arb plugins list\n"
+    )
+
+
 def test_a_hook_that_is_marked_optional_may_be_unknown(install_plugin):
     install_plugin(
         "later",
@@ -256,10 +280,12 @@ def test_a_name_of_two_plugins_belongs_to_neither(install_plugin, capsys):
     assert capsys.readouterr().err == (
         "warning: plugin 'one' (arb-ternary-one 1.0): optimizer 'swift' is also provided "
         "by "
-        "plugin 'two' (arb-ternary-two 2.0); neither is used\n"
+        "plugin 'two' (arb-ternary-two 2.0); neither is used; rename it, or disable a plugin: "
+        "ARB_PLUGINS_DISABLED=one\n"
         "warning: plugin 'two' (arb-ternary-two 2.0): optimizer 'swift' is also provided "
         "by "
-        "plugin 'one' (arb-ternary-one 1.0); neither is used\n"
+        "plugin 'one' (arb-ternary-one 1.0); neither is used; rename it, or disable a plugin: "
+        "ARB_PLUGINS_DISABLED=two\n"
     )
 
 
@@ -271,14 +297,43 @@ def test_disabling_one_of_two_rivals_ends_the_conflict(install_plugin, monkeypat
     assert manager().registry.get("optimizer", "swift").plugin.name == "one"
 
 
-def test_a_plugin_cannot_take_a_component_of_the_core_silently(install_plugin):
+def test_a_component_of_the_core_keeps_its_name(install_plugin, capsys):
     install_plugin("rival", BACKEND)
 
-    with pytest.raises(
-        EnvironmentProblem,
-        match=r"'builtin' \(arb-ternary-core .*\) and 'rival' \(arb-ternary-rival 1.0\)",
-    ):
-        manager().registry.get("backend", "torch")
+    assert manager().registry.get("backend", "torch").plugin.name == "builtin"
+    assert record_of("builtin").reason == ""
+    assert re.fullmatch(
+        r"warning: plugin 'rival' \(arb-ternary-rival 1.0\): backend 'torch' is also provided by "
+        r"plugin 'builtin' \(arb-ternary-core .*\), which keeps it; rename it, or disable a "
+        r"plugin: ARB_PLUGINS_DISABLED=rival\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_an_announced_component_keeps_its_name(install_plugin, capsys):
+    """The metapackage announces the optimizer `signgsd` of arb-ternary-signgsd."""
+    source = OPTIMIZER.replace("swift", "signgsd")
+    install_plugin("rival", source)
+    install_plugin("signgsd", source)
+
+    assert manager().registry.get("optimizer", "signgsd").distribution == "arb-ternary-signgsd"
+    assert "signgsd" in manager().registry.names("optimizer")
+    assert record_of("signgsd").reason == ""
+    assert record_of("rival").loaded
+    assert record_of("rival").reason == (
+        "optimizer 'signgsd' is also provided by plugin 'signgsd' (arb-ternary-signgsd 1.0), which "
+        "keeps it; rename it, or disable a plugin: ARB_PLUGINS_DISABLED=rival"
+    )
+    assert "neither is used" not in capsys.readouterr().err
+
+
+def test_disabling_the_owner_of_a_name_gives_it_to_the_rival(install_plugin, monkeypatch):
+    source = OPTIMIZER.replace("swift", "signgsd")
+    install_plugin("rival", source)
+    install_plugin("signgsd", source)
+    monkeypatch.setenv("ARB_PLUGINS_DISABLED", "signgsd")
+
+    assert manager().registry.get("optimizer", "signgsd").plugin.name == "rival"
 
 
 def test_a_plugin_cannot_take_a_command_of_the_core(install_plugin, capsys):
@@ -293,7 +348,7 @@ def test_a_plugin_cannot_take_a_command_of_the_core(install_plugin, capsys):
 
     assert manager().registry.get("command", "plugins").plugin.name == "builtin"
     assert record_of("builtin").status == "loaded"
-    assert record_of("rival").reason.endswith("which keeps it")
+    assert ", which keeps it; rename it" in record_of("rival").reason
     assert "command 'plugins' is also provided by plugin 'builtin'" in capsys.readouterr().err
 
 
@@ -305,8 +360,19 @@ def test_plugins_that_share_a_name_are_left_out(install_plugin):
     right = record_of("same", "arb-ternary-right")
 
     assert (left.status, right.status) == ("failed", "failed")
-    assert left.reason == "arb-ternary-right 1.0 has a plugin called 'same' too"
-    assert right.reason == "arb-ternary-left 1.0 has a plugin called 'same' too"
+    remedy = "rename the entry point, or uninstall one of them"
+    assert left.reason == f"arb-ternary-right 1.0 has a plugin called 'same' too; {remedy}"
+    assert right.reason == f"arb-ternary-left 1.0 has a plugin called 'same' too; {remedy}"
+
+
+def test_a_plugin_of_an_announced_distribution_keeps_its_name(install_plugin):
+    install_plugin("signgsd", OPTIMIZER, distribution="another", module="fake_another")
+    install_plugin("signgsd", GOOD)
+
+    assert record_of("signgsd", "arb-ternary-signgsd").status == "loaded"
+    rival = record_of("signgsd", "another")
+    assert rival.status == "failed"
+    assert rival.reason.startswith("arb-ternary-signgsd 1.0 has a plugin called 'signgsd' too")
 
 
 def test_the_first_of_two_equal_distributions_counts(install_plugin):

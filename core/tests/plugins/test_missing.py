@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 
 import pytest
 
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, render
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import KINDS
 
@@ -129,8 +131,57 @@ def test_a_misspelt_name_is_one_even_if_a_plugin_failed(install_plugin):
     assert isinstance(error, UsageProblem)
     assert (
         "not loaded: plugin 'one' (arb-ternary-one 1.0), which failed to load: "
-        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'\n"
+        "did you mean 'signgsd'?\n"
     ) in error.hint
+
+
+def test_many_plugins_that_failed_are_counted(install_plugin):
+    for name in ("one", "two", "three"):
+        install_plugin(name, "import a_module_that_is_not_there")
+
+    assert render(problem("optimizer", "zigzag")) == (
+        "error: optimizer 'zigzag' may come from one of 3 plugins that are not loaded\n"
+        "  see: arb plugins show one three two"
+    )
+
+
+#: The metadata that pip writes for ``pip install /clones/arb`` (PEP 610 and core metadata).
+FROM_A_FOLDER = {
+    "direct_url.json": '{"dir_info": {}, "url": "file:///clones/our%20arb"}',
+    "METADATA": "Metadata-Version: 2.1\nName: arb-ternary\nVersion: 0.1.0\n"
+    "Requires-Dist: arb-ternary-train @ file:///clones/our%20arb/plugins/arb-ternary-train/.\n"
+    "Provides-Extra: gqc\n"
+    "Provides-Extra: tokenizers\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "command"),
+    [
+        ("arb-ternary-gqc", "pip install '/clones/our arb[gqc]'"),
+        ("arb-ternary-gqc>=0.1", "pip install '/clones/our arb[gqc]'"),
+        ("arb-ternary-text[tokenizers]", "pip install '/clones/our arb[tokenizers]'"),
+        ("arb-ternary-train", "pip install '/clones/our arb'"),
+        ("gqc", "pip install gqc"),
+        ("arb-ternary-elsewhere", "pip install arb-ternary-elsewhere"),
+    ],
+)
+def test_parts_are_installed_from_the_folder_of_the_metapackage(
+    install_plugin, tmp_path, requirement, command
+):
+    assert install_command(requirement) == f"pip install {shlex.quote(requirement)}"
+    for name, text in FROM_A_FOLDER.items():
+        (tmp_path / "root" / "arb_ternary-0.1.0.dist-info" / name).write_text(text)
+
+    assert install_command(requirement) == command
+
+
+def test_a_missing_optimizer_names_the_folder_of_the_metapackage(install_plugin, tmp_path):
+    for name, text in FROM_A_FOLDER.items():
+        (tmp_path / "root" / "arb_ternary-0.1.0.dist-info" / name).write_text(text)
+
+    assert problem("optimizer", "gqc").hint == "pip install '/clones/our arb[gqc]'"
 
 
 def test_disabled_plugins_are_mentioned_for_a_missing_name(install_plugin, monkeypatch):

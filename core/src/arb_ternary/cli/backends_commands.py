@@ -10,6 +10,7 @@ from arb_ternary.backends.select import candidates, get_backend, request_backend
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.options import device as device_option
 from arb_ternary.cli.output import print_json, print_table
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary.plugins.manager import manager
 
 _COLUMNS = ("status", "priority", "distribution", "devices", "reason")
@@ -86,7 +87,7 @@ def describe_backends(device: str) -> list[dict[str, Any]]:
                 "priority": None,
                 "distribution": distribution,
                 "devices": [],
-                "reason": f"pip install {distribution}",
+                "reason": install_command(distribution),
             }
         )
     return rows

@@ -11,8 +11,8 @@ import click
 from arb_ternary.cli.options import as_json, document_called, document_name, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
+from arb_ternary.plugins.discovery import USUAL_PARTS, install_command
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.registry import USUAL_PARTS
 from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 
 if TYPE_CHECKING:
@@ -24,14 +24,27 @@ if TYPE_CHECKING:
 @click.option(
     "--template", metavar="NAME", help="What to start from; --list names them, the default first."
 )
+@click.option(
+    "--short/--full",
+    "short",
+    default=True,
+    help="Write what the template sets (default), or every option, the others as comments.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
     "--list", "list_templates", is_flag=True, help="List the templates and write nothing."
 )
 @plugin_files
 @as_json
-def new(path: Path, template: str | None, force: bool, list_templates: bool, as_json: bool) -> None:
-    """Write a starter config to PATH (arb.yaml), with every option explained."""
+def new(
+    path: Path,
+    template: str | None,
+    short: bool,
+    force: bool,
+    list_templates: bool,
+    as_json: bool,
+) -> None:
+    """Write a starter config to PATH (arb.yaml), with its options explained."""
     from arb_ternary.config.starter import starter_config
 
     starters = _starters()
@@ -48,7 +61,7 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
         )
     starter = _chosen(template, starters)
     document = document_called(starter.document)
-    text = starter_config(starter, document, manager().registry)
+    text = starter_config(starter, document, manager().registry, full=not short)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -65,9 +78,12 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
 
 def _starters() -> list[StarterSpec]:
     """Return the installed starter configs, the default first."""
-    found: list[StarterSpec] = [each.spec for each in manager().registry.all("starter")]
+    registry = manager().registry
+    found: list[StarterSpec] = [each.spec for each in registry.all("starter")]
     if not found:
-        raise EnvironmentProblem("no template is installed", hint=f"pip install {USUAL_PARTS}")
+        failed = any(record.failed for record in registry.records)
+        hint = "see: arb plugins list" if failed else install_command(USUAL_PARTS)
+        raise EnvironmentProblem("no template is installed", hint=hint)
     return sorted(found, key=lambda spec: (-spec.priority, spec.name))
 
 
@@ -136,6 +152,7 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
 
     try:
         loaded = _load(document_called(document), path, overrides)
+        _check_backend(loaded)
     except (ConfigError, EnvironmentProblem) as error:
         if not as_json:
             raise
@@ -149,6 +166,29 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
         click.echo(f"{path}: valid: {loaded.summary}")
     else:
         click.echo(f"{path}: valid")
+
+
+def _check_backend(loaded: LoadedConfig[Any]) -> None:
+    """Check that the backend that a config names is installed.
+
+    Loading does not: a recorded run can be read with another backend. In a list of backends, one
+    that is only not installed is passed over.
+
+    Raises:
+        UsageProblem, EnvironmentProblem: it is not.
+    """
+    from arb_ternary.config.errors import Fault, raise_faults
+
+    registry = manager().registry
+    names = str(getattr(loaded.config, "backend", None) or "auto").lower().split(",")
+    for name in map(str.strip, names):
+        if name == "auto" or registry.find("backend", name) is not None:
+            continue
+        problem = registry.problem("backend", name)
+        absent = isinstance(problem, EnvironmentProblem)
+        if len(names) == 1 or not absent:
+            fault = Fault(("backend",), problem.what, problem.hint, environment=absent)
+            raise_faults([fault], loaded.origins, loaded.source)
 
 
 @click.command("schema")

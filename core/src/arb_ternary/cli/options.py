@@ -6,8 +6,8 @@ import click
 
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
 from arb_ternary.hookspecs import arb_register_documents
+from arb_ternary.plugins.discovery import USUAL_PARTS, install_command
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.registry import USUAL_PARTS
 from arb_ternary.specs import DocumentSpec
 
 #: The kind of config file that is meant if several are installed and none is named.
@@ -69,9 +69,14 @@ def document_called(name: str | None) -> DocumentSpec:
     """
     registry = manager().registry
     documents: dict[str, DocumentSpec] = registry.by_name(arb_register_documents.__name__)
+    if name is None and _USUAL not in documents:
+        problem = registry.missing("document", "kind of config file", _USUAL, documents)
+        if isinstance(problem, EnvironmentProblem):
+            # The usual kind is not installed or failed to load: the file is not of another kind.
+            raise problem
     if not documents:
         raise EnvironmentProblem(
-            "no kind of config file is installed", hint=f"pip install {USUAL_PARTS}"
+            "no kind of config file is installed", hint=install_command(USUAL_PARTS)
         )
     if name is None and len(documents) == 1:
         return next(iter(documents.values()))

@@ -12,7 +12,7 @@ from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.overrides import apply_overrides
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document, LoadedConfig, read_yaml
-from arb_ternary.errors import ConfigError
+from arb_ternary.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
@@ -48,8 +48,12 @@ def load_as(
     return LoadedConfig(config, value_origins(config, document), document.source)
 
 
-def read_document(path: str | os.PathLike[str]) -> Document:
+def read_document(path: str | os.PathLike[str], *, advice: str | None = None) -> Document:
     """Read a YAML file.
+
+    Args:
+        path: the file.
+        advice: what to do if there is no such file; None = write a starter config.
 
     Raises:
         ConfigError: it cannot be read, or is not YAML.
@@ -61,7 +65,11 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{source}: no such file", hint=f"arb config new {source}") from None
+        hint = f"arb config new {source}" if advice is None else advice
+        close = nearest(file.name, (other.name for other in file.parent.glob("*.y*ml")))
+        if close is not None:
+            hint = f"did you mean {file.with_name(close)}?\n{hint}"
+        raise ConfigError(f"{source}: no such file", hint=hint) from None
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 at byte {error.start}"
         raise ConfigError(f"{source}: cannot be read: {reason}") from error

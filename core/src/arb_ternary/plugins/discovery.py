@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from arb_ternary import __version__
@@ -15,6 +16,8 @@ GROUP: Final = "arb_ternary.plugins"
 #: Nothing is imported through it.
 KNOWN_GROUP: Final = "arb_ternary.known"
 CORE_DISTRIBUTION: Final = "arb-ternary-core"
+#: The distribution that brings the usual components, and announces all components of ours.
+USUAL_PARTS: Final = "arb-ternary"
 
 
 def discover() -> tuple[list[PluginRecord], list[str]]:
@@ -61,3 +64,44 @@ def discover() -> tuple[list[PluginRecord], list[str]]:
 def announced() -> dict[str, str]:
     """Return the distribution of each component (``KIND.NAME``) that a distribution announces."""
     return {entry.name: canonical(entry.value) for entry in entry_points(KNOWN_GROUP)}
+
+
+def install_command(requirement: str) -> str:
+    """Return the command that installs a requirement, such as ``name[extra]>=1``, here.
+
+    No index has our distributions if the usual parts were installed from a folder, such as a clone.
+    The command then names that folder, with one of its own extras.
+    """
+    import shlex  # here and below: they take time at start-up, and only messages need them
+
+    wanted = requirement
+    name, _, extra = re.split(r"[]<>=!~; ]", requirement, maxsplit=1)[0].partition("[")
+    for installed in distributions(KNOWN_GROUP):
+        if canonical(installed.name) != USUAL_PARTS:
+            continue
+        source = _source_folder(installed.name, installed.folder)
+        own = extra or name.removeprefix(f"{USUAL_PARTS}-")
+        lines = installed.metadata.splitlines()
+        if source and name.startswith(f"{USUAL_PARTS}-") and f"Provides-Extra: {own}" in lines:
+            wanted = f"{source}[{own}]"
+        elif source and any(line.startswith(f"Requires-Dist: {name} @ ") for line in lines):
+            wanted = source
+    return f"pip install {shlex.quote(wanted)}"
+
+
+def _source_folder(distribution: str, site: str) -> str:
+    """Return the folder that a distribution was installed from; empty if it was not a folder.
+
+    Args:
+        distribution: its name.
+        site: the entry of ``sys.path`` that it was found in.
+    """
+    import json
+    from importlib import metadata
+    from urllib.request import url2pathname
+
+    for found in metadata.distributions(name=distribution, path=[site]):
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+        if "dir_info" in origin:
+            return str(url2pathname(origin["url"].removeprefix("file://")))
+    return ""

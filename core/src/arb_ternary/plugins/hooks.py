@@ -75,10 +75,12 @@ class HookManager(pluggy.PluginManager):
 
     Attributes:
         specifications: the functions that specify the hooks, by name.
+        failed: names of plugins that failed to load; they may specify more hooks.
     """
 
     def __init__(self, specifications: Iterable[Callable[..., Any]]) -> None:
         super().__init__("arb_ternary")
+        self.failed: list[str] = []
         self.specifications: dict[str, Callable[..., Any]] = {}
         self.specify(specifications)
 
@@ -127,6 +129,9 @@ class HookManager(pluggy.PluginManager):
             suggestion = f"hooks: {', '.join(names)}"
             if close:
                 suggestion = f"did you mean {close!r}?"
+            if self.failed:
+                failed = ", ".join(self.failed)
+                suggestion = f"it may need plugin {failed}, which failed to load; {suggestion}"
             raise PluginFault(f"no hook is called {hook!r}; {suggestion}")
         for hook in names:
             if hook not in found and callable(getattr(plugin, hook, None)):

@@ -6,20 +6,24 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from arb_ternary import environment
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.hookspecs import RUN_HOOKS
-from arb_ternary.plugins.discovery import discover
+from arb_ternary.plugins.discovery import announced, discover
 from arb_ternary.plugins.hooks import PluginFault, PluginHooks, describe_exception
 from arb_ternary.plugins.loader import ATTRIBUTE, check_version, import_file, import_object
-from arb_ternary.plugins.record import BUILTIN, PluginRecord, Registered
+from arb_ternary.plugins.record import BUILTIN, PluginRecord, Registered, written
 from arb_ternary.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+#: How many faulty plugins are named with their reasons.
+_LISTED: Final = 2
 
 
 class Plugins:
@@ -128,6 +132,8 @@ class Plugins:
             for record in core_first:
                 if not record.reason:
                     _run_step(step, record)
+                    if record.reason:
+                        self._hooks.failed.append(record.name)
         for record in found:
             self._note_conflict(record)
 
@@ -141,6 +147,10 @@ class Plugins:
             raise EnvironmentProblem(
                 "a plugin cannot be loaded, and ARB_PLUGINS_STRICT is set", "\n".join(faults)
             )
+        if len(faults) > _LISTED:
+            names = ", ".join(record.name for record in found if record.failed)
+            summary = f"{len(faults)} plugins have faults: {names}\n  the first: {faults[0]}"
+            faults = [f"{summary}\n  all reasons: arb plugins list"]
         for fault in faults:
             print(f"warning: {fault}", file=sys.stderr)
 
@@ -254,13 +264,19 @@ class Plugins:
         for found in record.components:
             claims = self.registry.claims(found.kind, found.name)
             rivals = [claim for claim in claims if claim is not found]
-            if not rivals or found.reserved:
+            if not rivals:
                 continue
-            keeps = by_hand or rivals[0].reserved
-            fate = ", which keeps it" if keeps else "; neither is used"
+            keeper = self.registry.keeper(found.kind, found.name)
+            if keeper is found:
+                continue
+            fate = "; neither is used"
+            if by_hand or keeper is not None:
+                fate = ", which keeps it"
+            if not by_hand:
+                fate += f"; rename it, or disable a plugin: ARB_PLUGINS_DISABLED={record.name}"
             record.reason = (
-                f"{found.spec.noun} {found.name!r} is also provided by plugin "
-                f"{rivals[0].plugin.described}{fate}"
+                f"{found.spec.noun} {written(found.kind, found.name)!r} is also provided by plugin "
+                f"{(keeper or rivals[0]).plugin.described}{fate}"
             )
             return
 
@@ -309,14 +325,26 @@ def _apply_lists(found: Sequence[PluginRecord]) -> None:
 
 
 def _refuse_shared_names(found: Sequence[PluginRecord]) -> None:
-    """Keep out plugins that share a name: none of them is loaded, unless it is the core's."""
+    """Keep out plugins that share a name.
+
+    None of them is loaded, unless it is the core's or comes from a distribution that announces its
+    components.
+    """
     for record in found:
         rivals = [other for other in found if other.name == record.name and other is not record]
-        if rivals and not record.is_core and not record.reason:
-            record.reason = (
-                f"{rivals[0].distribution} {rivals[0].version} has a plugin called "
-                f"{record.name!r} too"
-            )
+        if not rivals or record.is_core or record.reason:
+            continue
+        announcing = set(announced().values())
+        known = [
+            rival for rival in rivals if rival.is_core or any(map(rival.comes_from, announcing))
+        ]
+        if any(map(record.comes_from, announcing)) and not known:
+            continue
+        rival = (known or rivals)[0]
+        record.reason = (
+            f"{rival.distribution} {rival.version} has a plugin called {record.name!r} too; rename "
+            "the entry point, or uninstall one of them"
+        )
 
 
 def _trace(line: str) -> None:

@@ -7,11 +7,17 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from arb_ternary.specs import resolve
+from arb_ternary.plugins.metadata import canonical
+from arb_ternary.specs import CommandSpec, resolve
 
 #: Name and hook module of the plugin through which the program registers its own components.
 BUILTIN: Final = "builtin"
 BUILTIN_MODULE: Final = "arb_ternary.builtin.plugin"
+
+
+def written(kind: str, name: str) -> str:
+    """Return the name of a component as users write it: ``plugins.check`` is ``plugins check``."""
+    return name.replace(".", " ") if kind == CommandSpec.kind else name
 
 
 @define(kw_only=True, eq=False)
@@ -76,6 +82,10 @@ class PluginRecord:
         """Whether it registers the program's own components."""
         return self.module == BUILTIN_MODULE
 
+    def comes_from(self, distribution: str | None) -> bool:
+        """Whether it comes from the distribution of that name, given in its normal form."""
+        return self.distribution is not None and canonical(self.distribution) == distribution
+
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values."""
         return {
@@ -112,17 +122,9 @@ class Registered:
         return self.plugin.distribution
 
     @property
-    def reserved(self) -> bool:
-        """Whether it keeps its name if another plugin provides the same name.
-
-        The commands of the core do: they explain a broken installation.
-        """
-        return self.plugin.is_core and self.kind == "command"
-
-    @property
     def described(self) -> str:
         """Kind, name and plugin for messages."""
-        return f"{self.kind} {self.name!r} of plugin {self.plugin.described}"
+        return f"{self.kind} {written(self.kind, self.name)!r} of plugin {self.plugin.described}"
 
     def load(self) -> Any:
         """Import the target of the spec, as :func:`arb_ternary.specs.resolve` does."""

@@ -7,21 +7,21 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, nearest
-from arb_ternary.plugins.discovery import announced
+from arb_ternary.plugins.discovery import USUAL_PARTS, announced, install_command
 from arb_ternary.plugins.metadata import canonical
-from arb_ternary.plugins.record import PluginRecord, Registered
+from arb_ternary.plugins.record import PluginRecord, Registered, written
 from arb_ternary.specs import Spec
 
-#: The distribution that brings the usual components, and announces all components of ours.
-USUAL_PARTS: Final = "arb-ternary"
+#: How many plugins that are not loaded an error names with their reasons.
+_LISTED: Final = 2
 
 
 class Registry:
     """Components by kind and name.
 
     A name that two plugins provide belongs to neither: ``find`` returns None for it, and ``get``
-    raises an error that names both. The only exception are reserved names: the commands that
-    explain a broken installation must not be broken by it.
+    raises an error that names both. The core's own names, and those that a distribution announces,
+    stay with their owner: see :meth:`keeper`.
 
     Attributes:
         kinds: the kinds of component that the loaded plugins know, by name.
@@ -66,9 +66,20 @@ class Registry:
                 f"known: {', '.join(self.kinds)}",
             )
         claims = self.claims(kind, name)
-        if len(claims) == 1:
-            return claims[0]
-        return next((claim for claim in claims if claim.reserved), None)
+        if len(claims) < 2:
+            return claims[0] if claims else None
+        return self.keeper(kind, name)
+
+    def keeper(self, kind: str, name: str) -> Registered | None:
+        """Return the component that keeps its name if other plugins provide the name too.
+
+        It is the core's, or that of the distribution for which the name is announced.
+        """
+        owner = announced().get(f"{kind}.{name}")
+        for claim in self.claims(kind, name):
+            if claim.plugin.is_core or claim.plugin.comes_from(owner):
+                return claim
+        return None
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The usable names of a kind, sorted."""
@@ -143,7 +154,7 @@ class Registry:
         noun = self.kinds[kind].noun
         claims = self.claims(kind, name)
         if claims:
-            return _contested(f"{noun} {name!r}", [claim.plugin for claim in claims])
+            return _contested(f"{noun} {written(kind, name)!r}", [claim.plugin for claim in claims])
         return self.missing(kind, noun, name, self.names(kind), unusable)
 
     def missing(
@@ -169,35 +180,38 @@ class Registry:
         # A name stands for its family too: the distribution of `a` has `a.b`.
         family = name.partition(".")[0]
         source = known.get(f"{kind}.{name}") or known.get(f"{kind}.{family}")
+        name = written(kind, name)
         if source is not None:
             owners = [each for each in self.records if canonical(each.distribution or "") == source]
             if not owners:
                 return EnvironmentProblem(
                     f"{noun} {name!r} is not installed",
-                    f"pip install {source}",
+                    install_command(source),
                 )
             unloaded_owners = [owner for owner in owners if owner in unloaded]
             if unloaded_owners:
                 return _may_come_from(noun, name, unloaded_owners)
 
-        absent = self.not_installed(kind)
-        close = nearest(name, [*names, *absent])
+        absent = {written(kind, each): owner for each, owner in self.not_installed(kind).items()}
+        close = nearest(name, [*(written(kind, each) for each in names), *absent])
         failed = [record for record in unloaded if not record.disabled]
         if failed and close is None:
             return _may_come_from(noun, name, failed)
 
-        available = [each for each in names if each not in unusable]
-        hint = []
+        available = [written(kind, each) for each in names if each not in unusable]
+        # What failed comes first: advice on spelling may only follow from it.
+        hint = [f"not loaded: {_state_of(record)}" for record in failed]
         if close:
             hint.append(f"did you mean {close!r}?")
         hint.append(f"available: {', '.join(available) or 'none'}")
         for other, reason in unusable.items():
             hint.append(f"unavailable: {other} ({reason})")
         for other, distribution in absent.items():
-            hint.append(f"not installed: {other} (pip install {distribution})")
-        hint.extend(f"not loaded: {_state_of(record)}" for record in unloaded)
-        if not known:
-            hint.append(f"pip install {USUAL_PARTS} brings the program's usual parts")
+            hint.append(f"not installed: {other} ({install_command(distribution)})")
+        hint += [f"not loaded: {_state_of(record)}" for record in unloaded if record.disabled]
+        if all(entry.startswith("name.") for entry in known):
+            # These come with the core, all others with the usual parts.
+            hint.append(f"{install_command(USUAL_PARTS)} brings the program's usual parts")
         return UsageProblem(f"no {noun} is called {name!r}", "\n".join(hint))
 
 
@@ -221,8 +235,10 @@ def _state_of(record: PluginRecord) -> str:
 
 def _may_come_from(noun: str, name: str, suspects: Sequence[PluginRecord]) -> ArbError:
     """Return the error for a name that plugins that are not loaded may provide."""
-    what = " or from ".join(_state_of(suspect) for suspect in suspects)
     names = " ".join(suspect.name for suspect in suspects)
+    what = " or from ".join(_state_of(suspect) for suspect in suspects)
+    if len(suspects) > _LISTED:
+        what = f"one of {len(suspects)} plugins that are not loaded"
     return EnvironmentProblem(
         f"{noun} {name!r} may come from {what}",
         f"see: arb plugins show {names}",

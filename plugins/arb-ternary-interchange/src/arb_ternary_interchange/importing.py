@@ -18,6 +18,7 @@ from arb_ternary.config.options import option
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document, dump_yaml
 from arb_ternary.errors import ArbError, DataError, UsageProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import ImporterSpec
 from arb_ternary.ternary.models import seed_votes
@@ -130,7 +131,7 @@ def _recognising_importer(path: Path) -> str:
     absent = manager().registry.not_installed("importer")
     hints = [f"installed: {', '.join(spec.name for spec in _importers()) or 'none'}"]
     for name, distribution in absent.items():
-        hints.append(f"not installed: {name} (pip install {distribution})")
+        hints.append(f"not installed: {name} ({install_command(distribution)})")
     hints += [error.what for error in unusable]
     raise DataError(f"{path}: no installed importer knows this format", "\n".join(hints))
 

@@ -13,7 +13,7 @@ Scales = Literal["fold", "round", "float"]
 FloatSources = Literal["keep", "ternary"]
 GgufType = Literal["auto", "f32", "f16", "bf16", "tq1_0", "tq2_0", "q2_0", "q4_0"]
 GgufFloatType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
-Layout = Literal["packed", "dense_w1a8", "dense"]
+Layout = Literal["auto", "packed", "dense_w1a8", "dense"]
 FloatDtype = Literal["float32", "bfloat16"]
 
 
@@ -59,9 +59,10 @@ class HfExportConfig:
     """Options of the exporter ``hf``."""
 
     layout: Layout = option(
-        "dense_w1a8",
+        "auto",
         "packed = 2 bits per weight, for one exponent per matrix; dense_w1a8 = 16 bits, for any "
-        "exponents; both with int8 activations; dense = an ordinary float model",
+        "exponents; both with int8 activations; dense = an ordinary float model; auto = "
+        "dense_w1a8, or dense for a model with float linears",
         validator=in_(get_args(Layout)),
     )
     dtype: FloatDtype | None = option(

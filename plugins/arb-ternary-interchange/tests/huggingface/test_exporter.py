@@ -204,7 +204,9 @@ def test_float_linears_are_dense_only(tmp_path: Path, make_decoder: Make, export
     model = make_decoder(architecture="llama", float_parts=("linears",))
     with pytest.raises(ConfigError, match="layout: packed is for ternary linears"):
         export(model, tmp_path / "out", layout="packed")
-    assert (export(model, tmp_path / "out", layout="dense") / "model.safetensors").exists()
+    assert (export(model, tmp_path / "out") / "model.safetensors").exists()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "quantization_config" not in config
 
 
 def test_biases_make_a_llama_a_qwen2_and_others_get_one_more(

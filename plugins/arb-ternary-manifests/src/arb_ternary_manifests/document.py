@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from attrs import frozen
 
@@ -25,6 +25,11 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary_manifests.variables import VARIANTS, substitute, with_variant
 from arb_ternary_train.config import is_run_name
 
+#: What to do if there is no such manifest.
+_ADVICE: Final = (
+    "A manifest lists several runs; its keys: arb config schema --document manifest\n"
+    "For the config of one run: arb config new, then arb train"
+)
 _is_not_empty = Rule("a list of at least one item", lambda value: len(value) > 0, {"minItems": 1})
 
 
@@ -134,7 +139,12 @@ def read_manifest(
         ConfigError: the file or its content is wrong; every fault is listed with its line.
         UsageProblem: ``chosen`` has a name that does not exist, or two variants.
     """
-    document = apply_overrides(read_document(path), overrides)
+    document = apply_overrides(read_document(path, advice=_ADVICE), overrides)
+    if isinstance(document.data, dict) and "phases" in document.data:
+        raise UsageProblem(
+            f"{os.fspath(path)}: it is the config of one run, not a manifest",
+            f"Run it with: arb train {os.fspath(path)}",
+        )
     variants = _variant_names(document)
     taken = [name for name in dict.fromkeys(chosen) if name in variants]
     if len(taken) > 1:

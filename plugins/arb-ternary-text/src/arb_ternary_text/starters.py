@@ -1,4 +1,4 @@
-"""Configs to start from; ``arb config new`` writes them with every option explained."""
+"""Configs to start from; ``arb config new`` writes them with their options explained."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any, Final
 
 
 def _decoder(**changes: Any) -> dict[str, Any]:
-    return {"name": "decoder", "width": 128, "layers": 4, "heads": 4, "max_length": 128, **changes}
+    # The architecture is one that llama.cpp and transformers run.
+    sizes = {"width": 128, "layers": 4, "heads": 4, "max_length": 128}
+    return {"name": "decoder", "architecture": "qwen3", **sizes, **changes}
 
 
 def _run(name: str, **settings: Any) -> dict[str, Any]:

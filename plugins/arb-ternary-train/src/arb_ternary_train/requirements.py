@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from arb_ternary.config.errors import Fault
+from arb_ternary.plugins.discovery import install_command
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -54,6 +55,6 @@ def unmet_requirements(requirements: Sequence[str]) -> list[Fault]:
             )
         wanted = str(requirement).partition(";")[0].strip()
         faults.append(
-            Fault(("requires", index), problem, hint=f"pip install '{wanted}'", environment=True)
+            Fault(("requires", index), problem, hint=install_command(wanted), environment=True)
         )
     return faults

@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from arb_ternary.errors import EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary.protocols.runs import Phase, PhaseResult
 from arb_ternary_train.launcher import launched_process
 from arb_ternary_train.microbatches import MicrobatchSchedule, SequentialSchedule
@@ -273,7 +274,7 @@ def init_world(device: str) -> Iterator[World]:
         raise EnvironmentProblem(
             f"{process.size} processes were started together, and the plugin that trains with "
             f"several is not installed",
-            "pip install arb-ternary-distributed",
+            install_command("arb-ternary-distributed"),
         )
     with import_module(_LAUNCH_MODULE).init_distributed(device, process) as world:
         yield world

@@ -1,4 +1,4 @@
-"""Configs that ``arb config new`` writes out with every option explained."""
+"""Configs that ``arb config new`` writes with their options explained."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from arb_ternary.errors import ArbError, ConfigError, UsageProblem
@@ -17,7 +18,7 @@ from arb_ternary_interchange.huggingface.packing import TRITS_PER_BYTE
 from arb_ternary_interchange.huggingface.tensors import HEAD, FileTensors
 from arb_ternary_interchange.huggingface.tokenizer_files import write_tokenizer
 from arb_ternary_interchange.huggingface.written_config import config_json, quantization_json
-from arb_ternary_interchange.options import HfExportConfig
+from arb_ternary_interchange.options import HfExportConfig, Layout
 from arb_ternary_interchange.safetensors.shards import write_shards
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.durable import flush
@@ -47,11 +48,15 @@ class HfExporter:
             raise UsageProblem(
                 f"{destination}: exists already", "Give the name of a new folder, or remove it."
             )
+        exporter = self
+        if self._config.layout == "auto":
+            layout: Layout = "dense_w1a8" if _has_ternary_linears(model) else "dense"
+            exporter = HfExporter(evolve(self._config, layout=layout))
         staging = destination.with_name(f".{destination.name}.writing")
         try:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
-            self._write(model, staging, metadata)
+            exporter._write(model, staging, metadata)
             for path in staging.iterdir():
                 flush(path)
             staging.replace(destination)

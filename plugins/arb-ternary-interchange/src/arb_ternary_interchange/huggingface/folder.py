@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary_interchange.huggingface.json_file import Values, read_object
 from arb_ternary_interchange.safetensors.shards import INDEX_NAME, SINGLE_NAME
 from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor
@@ -175,7 +176,8 @@ def fetched(address: str) -> Path:
     except ImportError as error:
         raise EnvironmentProblem(
             f"{address}: needs the package huggingface_hub, which is not installed",
-            "pip install 'arb-ternary-interchange[hub]', or download the folder and give its path.",
+            f"{install_command('arb-ternary-interchange[hub]')}, or download the folder and give "
+            "its path.",
         ) from error
     try:
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=list(_PATTERNS)))

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from arb_ternary.errors import EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary_text.models.decoder import Decoder
 
 
@@ -21,7 +22,7 @@ def require_bench() -> None:
         raise EnvironmentProblem(
             "benchmark: latency and memory are measured by arb-ternary-bench, which is not "
             "installed",
-            "pip install arb-ternary-bench\nor measure without them: measure: [perplexity]",
+            f"{install_command('arb-ternary-bench')}\nor measure without them: measure: [perplexity]",
         )
 
 
