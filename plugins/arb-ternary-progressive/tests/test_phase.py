@@ -552,11 +552,6 @@ def test_contradicting_options_are_errors(options: dict[str, Any], message: str)
             {"masking": {"name": "time_step"}},
             "4 time steps, and masking 'time_step' hides by 8",
         ),
-        (
-            {"epochs_per_stack": 1, "steps_per_stack": None, "warmup_steps": 1000},
-            {},
-            "'warmup_steps'",
-        ),
     ],
 )
 def test_what_a_run_cannot_do_names_the_option(

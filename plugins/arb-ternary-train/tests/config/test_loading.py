@@ -213,8 +213,8 @@ def test_unmet_requirement_hides_unknown_components(failure: Any) -> None:
     text = MINIMAL.replace("adam", "lion") + "requires: [no-such-thing]\n"
     assert failure(text) == (
         3,
-        "error: demo.yaml:6: requires[0]: no-such-thing is not installed\n  pip install "
-        "'no-such-thing'",
+        "error: demo.yaml:6: requires[0]: no-such-thing is not installed\n"
+        "  pip install no-such-thing",
     )
 
 
@@ -225,7 +225,7 @@ def test_config_faults_are_listed_with_unmet_requirements(failure: Any) -> None:
 error: demo.yaml: 2 faults
 demo.yaml:6: requires[0]: no-such-thing is not installed
 demo.yaml:7: sed: unknown key; did you mean 'seed'?
-  pip install 'no-such-thing'""",
+  pip install no-such-thing""",
     )
 
 
