@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from arb_ternary.config.errors import show_path
+from arb_ternary.config.errors import Path, show_path
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.protocols.data import DataSource
 from arb_ternary_train.config import RunConfig
@@ -43,22 +43,29 @@ def run_identity(config: RunConfig, data: DataSource) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one line for each value that differs between two identities.
+    """Return one line for each value that differs between two identities."""
+    return [
+        f"{show_path(path[1:] if path[:1] == ('config',) else path)}: {_show(then)} there, "
+        f"{_show(here)} here"
+        for path, (then, here) in changes(before, now).items()
+    ]
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[Path, tuple[Any, Any]]:
+    """Return the values that differ between two identities, old and new, by their path.
 
     An option that did not exist and is null now is not a difference: no config has set it.
     """
     old = dict(leaves(dict(before)))
     new = dict(leaves(dict(now)))
-    lines = []
+    found = {}
     for path in sorted(old.keys() | new.keys(), key=str):
         then = old.get(path, _ABSENT)
         here = new.get(path, _ABSENT)
         is_new_null = then is _ABSENT and here is None
-        if then == here or is_new_null:
-            continue
-        shown = show_path(path[1:] if path[:1] == ("config",) else path)
-        lines.append(f"{shown}: {_show(then)} there, {_show(here)} here")
-    return lines
+        if then != here and not is_new_null:
+            found[path] = (then, here)
+    return found
 
 
 def _show(value: Any) -> str:

@@ -87,6 +87,12 @@ class TrainingLoop:
         self.in_flight = InFlight()
         self.drawn: deque[DrawnMicrobatch] = deque()
 
+        if options.warmup_steps > options.steps and options.lr_schedule != "none":
+            context.note(
+                f"warmup_steps: {options.warmup_steps} is more than the {options.steps} steps; "
+                "rates rise to their peak until the last one"
+            )
+
         # The model.
         device = context.device
         apply_model_options(self.model, options, device)

@@ -125,7 +125,7 @@ class LoopOptions:
     )
     warmup_steps: int = option(
         0,
-        "steps over which rates rise linearly to their peak",
+        "steps over which rates rise linearly to their peak; all steps if there are fewer",
         validator=non_negative,
         active_when=unless("lr_schedule", "none"),
     )
@@ -222,11 +222,6 @@ class LoopOptions:
             raise ValueError(
                 "'policy' cannot change rates with 'lr_schedule': none, which does not set them; "
                 "use constant"
-            )
-        if self.warmup_steps > self.steps:
-            raise ValueError(
-                f"'warmup_steps' must be at most 'steps'; {self.warmup_steps} is more than "
-                f"{self.steps}"
             )
 
     @property

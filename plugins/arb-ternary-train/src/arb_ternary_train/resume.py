@@ -13,8 +13,12 @@ from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RUNS, RunDirectory
-from arb_ternary_train.identity import differences
+from arb_ternary_train.growing_batches import joined_at
+from arb_ternary_train.identity import changes, differences
+from arb_ternary_train.options import StandardConfig
 from arb_ternary_train.restarts import restart_memory
+from arb_ternary_train.run_state import RunState
+from arb_ternary_train.schedules import scheduled_value
 from arb_ternary_train.world import World
 
 if TYPE_CHECKING:
@@ -138,8 +142,16 @@ def choose_checkpoint(
     return read[0] if read else read_checkpoint(Path(path))
 
 
-def check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
+def check_same_run(
+    checkpoint: Checkpoint, identity: Mapping[str, Any], config: RunConfig
+) -> int | None:
     """Check that ``checkpoint`` was written by a run of this ``identity``.
+
+    Its last phase may have another number of steps if the steps before the checkpoint do not depend
+    on that.
+
+    Returns:
+        The number of steps that the last phase had; None if it is the same.
 
     Raises:
         CheckpointError: it was not; the settings that differ are listed.
@@ -152,12 +164,59 @@ def check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
             f"{run}-tuned",
         )
     lines = differences(checkpoint.identity, identity)
+    hint = (
+        "Resume with the run's own config.yaml; to start a new run from its weights use "
+        "--init-from."
+    )
+    index = len(config.phases) - 1
+    changed = changes(checkpoint.identity, identity).get(("config", "phases", index, "steps"))
+    options = config.phases[index].options
+    if len(lines) == 1 and changed is not None and type(options) is StandardConfig:
+        before = int(changed[0])
+        reason = _reason_against(checkpoint, options, before)
+        if reason is None:
+            return before
+        hint = f"A run of another length would have taken other steps: {reason}\n{hint}"
     if lines:
-        hint = (
-            "Resume with the run's own config.yaml; to start a new run from its weights use "
-            "--init-from."
-        )
         raise CheckpointError(
             f"{checkpoint.path}: it belongs to another run: {len(lines)} settings differ",
             "\n".join([*lines[:_LISTED], hint]),
         )
+    return None
+
+
+def _reason_against(checkpoint: Checkpoint, options: StandardConfig, before: int) -> str | None:
+    """Return why the steps that were taken depend on the number of steps; None if they do not.
+
+    Args:
+        checkpoint: a checkpoint of the run.
+        options: the options of the last phase now.
+        before: the number of steps that it had.
+    """
+    state = RunState.of(checkpoint)
+    done = state.step - sum(phase["steps"] for phase in state.finished)
+    if done > options.steps or state.phase is None:
+        return f"{done} steps are done."
+    if options.policy is not None:
+        return f"the policy {options.policy.name!r} may know how many there are."
+    for step in range(done):
+        rates = []
+        for steps in (before, options.steps):
+            rate = scheduled_value(
+                options.lr_schedule,
+                step,
+                steps=steps,
+                warmup=options.warmup_steps,
+                peak=1.0,
+                floor=0.0,
+            )
+            rates.append((rate, joined_at(options.batch_doublings or (), step, steps)))
+        if rates[0] != rates[1]:
+            what = f"lr_schedule {options.lr_schedule!r}"
+            if rates[0][0] == rates[1][0]:
+                what = "batch_doublings"
+            return (
+                f"{what} is stretched over all steps, and differs from step {step + 1} on. A run "
+                "with lr_schedule constant can be made longer."
+            )
+    return None

@@ -183,9 +183,13 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             files.checkpoints, keep=config.checkpoint.keep, faults=request.faults
         )
         checkpoint = choose_checkpoint(store, request, named, world)
+        length = None
         if checkpoint is not None:
-            check_same_run(checkpoint, identity)
+            length = check_same_run(checkpoint, identity, config)
             world.check_checkpoint(checkpoint)
+            if length is not None:
+                text = dump_yaml(to_plain(config))
+                world.run_on_main(lambda: files.change_length(text))
 
         # Global settings, and what the run writes to.
         stack.enter_context(use_backend(parts.backend.name))
@@ -220,6 +224,8 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             context.note(line)
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint)
+        if length is not None:
+            _change_length(context, length)
         # The optimizer state in it would stay in memory as long as the run.
         del checkpoint
         _shard_weights(context)
@@ -321,6 +327,16 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None) -> None:
     context.tell(hookspecs.arb_run_start, context)
     context.tell(hookspecs.arb_checkpoint_load, context, state.observers)
     context.note(f"continuing from {checkpoint.path.name}, step {checkpoint.step}")
+
+
+def _change_length(context: TrainingContext, before: int) -> None:
+    """Note that the last phase had ``before`` steps, and do what its last step left out."""
+    options: Any = context.config.phases[-1].options
+    context.note(f"continuing to step {options.steps:,} instead of {before:,}")
+    done = context.step - sum(result.steps for result in context.finished)
+    # The evaluation of a last step is part of that at the end of the run.
+    if done == before and options.eval_every and done % options.eval_every == 0:
+        context.unfinished_evaluation = [options.eval_batches]
 
 
 def _load_initial_weights(context: TrainingContext) -> None:

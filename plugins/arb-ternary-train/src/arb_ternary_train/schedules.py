@@ -104,7 +104,11 @@ _DECAYS: Final[Mapping[ScheduleName, Callable[[int, Span], float]]] = {
 def scheduled_value(
     kind: ScheduleName, step: int, *, steps: int, warmup: int, peak: float, floor: float
 ) -> float:
-    """Return the rate of step ``step`` (from 0) of ``steps``; the peak for ``none``."""
+    """Return the rate of step ``step`` (from 0) of ``steps``; the peak for ``none``.
+
+    A warm-up that is longer than the run ends with it.
+    """
+    warmup = min(warmup, steps)
     if kind == "none":
         return peak
     if step < warmup:
