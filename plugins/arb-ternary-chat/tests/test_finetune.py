@@ -113,7 +113,7 @@ def test_a_killed_fine_tuning_goes_on_to_the_same_bytes(
 ) -> None:
     def command(out: Path) -> list[str]:
         source = [str(gguf), str(conversations)]
-        options = ["--steps", STEPS, "-o", "checkpoint.every_steps=1"]
+        options = ["--steps", STEPS, "-o", "checkpoint.every=1"]
         return [
             sys.executable,
             "-m",
