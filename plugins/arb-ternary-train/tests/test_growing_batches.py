@@ -12,7 +12,7 @@ import torch
 
 from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError
-from arb_ternary.protocols.data import Batch, Batches
+from arb_ternary.protocols.data import Batch, Batches, MaskedBatch
 from arb_ternary_train.growing_batches import GrowingBatches, batches_in, joined_at
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.metrics import read_metrics
@@ -136,15 +136,15 @@ def test_run_stopped_after_a_doubling_resumes_bitwise(
     Path("run.yaml").write_text(SCALED)
     assert main(["train", "run.yaml", "--run-dir", "whole"]) == 0
     sizes = []
-    mask = TrainingLoop.mask
+    compute_loss = TrainingLoop.compute_loss
 
-    def stopped(self: TrainingLoop, batch: Batch) -> Any:
+    def stopped(self: TrainingLoop, batch: Batch, masked: MaskedBatch) -> Any:
         sizes.append(len(batch.data))
         if len(sizes) == 9:  # the first micro-batch of the fifth step
             signal.raise_signal(signal.SIGTERM)
-        return mask(self, batch)
+        return compute_loss(self, batch, masked)
 
-    monkeypatch.setattr(TrainingLoop, "mask", stopped)
+    monkeypatch.setattr(TrainingLoop, "compute_loss", stopped)
     assert main(["train", "run.yaml", "--run-dir", "part"]) == 130
     assert main(["train", "run.yaml", "--run-dir", "part", "--resume"]) == 0
     assert sizes == [2] * 6 + [4] * 6

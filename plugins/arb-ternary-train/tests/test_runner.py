@@ -16,6 +16,7 @@ from arb_ternary.backends.select import current_backend
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary_train import build
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
+from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
@@ -102,19 +103,16 @@ def test_signal_saves_mid_step_and_resume_continues(
 ) -> None:
     overrides = ("phases.0.gradient_accumulation_steps=3", "checkpoint.every=1000")
     whole, _ = tiny.run("whole", *overrides)
-    masked = []
-    from arb_ternary_text.data.masking import CausalMasking
+    trained = []
+    compute_loss = TrainingLoop.compute_loss
 
-    apply = CausalMasking.apply
-
-    def interrupting(self: CausalMasking, batch: Any, generator: Any, context: Any) -> Any:
-        masked.append(context)
-        # the second of three for step 3
-        if context.training and sum(one.training for one in masked) == 8:
+    def interrupting(self: TrainingLoop, batch: Any, masked: Any) -> Any:
+        trained.append(batch)
+        if len(trained) == 8:  # the second of three for step 3
             os.kill(os.getpid(), signal.SIGTERM)
-        return apply(self, batch, generator, context)
+        return compute_loss(self, batch, masked)
 
-    monkeypatch.setattr(CausalMasking, "apply", interrupting)
+    monkeypatch.setattr(TrainingLoop, "compute_loss", interrupting)
     with pytest.raises(Interrupted, match="SIGTERM after step 2") as stopped:
         tiny.run("stopped", *overrides)
     monkeypatch.undo()
