@@ -31,6 +31,7 @@ from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import Batch, BatchRequest, DataSource, MaskContext, MaskingStrategy
 from arb_ternary.ternary.models import ternary_modules
+from arb_ternary_chat.model import is_run
 from arb_ternary_interchange.export import export_run
 from arb_ternary_interchange.importing import find_source, import_model
 from arb_ternary_text.chat.source import ChatConfig, ChatSource
@@ -156,7 +157,7 @@ def finetune(asked: FineTuning, tell: Callable[[str], None]) -> Outcome:
 def _starting_run(asked: FineTuning, tell: Callable[[str], None]) -> tuple[Path, str | None]:
     """Return the run to start from, and the name of the importer of the source; None for a run."""
     path = Path(asked.source)
-    if RunDirectory(path).exists() or (path / "manifest.json").exists():
+    if is_run(path):
         return path, None
     start = asked.out / "start"
     if not RunDirectory(start).exists():

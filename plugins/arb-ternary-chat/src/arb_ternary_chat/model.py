@@ -219,8 +219,7 @@ def load_model(
         DataError: it is damaged, or this program cannot hold such a model.
     """
     path = Path(source)
-    is_run = RunDirectory(path).exists() or (path / "manifest.json").exists()
-    if is_run:
+    if is_run(path):
         return _from_run(path, device, backend, accumulators)
     found = find_source(str(source))
     imported = found.importer.load(found.path)
@@ -237,6 +236,30 @@ def load_model(
         source=found.shown,
         notes=imported.notes,
     )
+
+
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """Load the tokenizer of a language model, and no weights.
+
+    Args:
+        source: as for :func:`load_model`.
+
+    Raises:
+        UsageProblem: there is no such file.
+        DataError: there is no tokenizer with it, or it is damaged.
+    """
+    path = Path(source)
+    if is_run(path):
+        inside = not RunDirectory(path).exists()
+        directory = RunDirectory.existing(path.resolve().parent.parent if inside else path)
+        return _tokenizer(directory.attachments(), str(source))
+    found = find_source(str(source))
+    return _tokenizer(found.importer.load(found.path).attachments, found.shown)
+
+
+def is_run(path: Path) -> bool:
+    """Return whether ``path`` is a run directory or one of its checkpoints."""
+    return RunDirectory(path).exists() or (path / "manifest.json").exists()
 
 
 def _from_run(path: Path, device: str | None, backend: str | None, accumulators: bool) -> Model:

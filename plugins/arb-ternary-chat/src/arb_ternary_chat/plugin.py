@@ -24,6 +24,11 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             summary="Talk to a language model.",
         ),
         CommandSpec(
+            name="data",
+            target="arb_ternary_chat.cli.data:data",
+            summary="Look at data as a model reads it.",
+        ),
+        CommandSpec(
             name="finetune",
             target="arb_ternary_chat.cli.finetune:finetune",
             summary="Train a language model on conversations.",
