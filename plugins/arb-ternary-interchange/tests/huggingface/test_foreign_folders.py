@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 
 from arb_ternary.errors import DataError
+from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
 from arb_ternary_interchange.huggingface.added_tokens import read_settings
 from arb_ternary_interchange.huggingface.folder import fetched
 from arb_ternary_interchange.huggingface.importer import HfImporter
@@ -32,6 +34,13 @@ from arb_ternary_interchange.huggingface.tokenizer_files import read_tokenizer
 from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_text.data.tokenizers import from_json
 from arb_ternary_text.models.decoder import Decoder
+
+#: How Qwen 2 splits a text.
+QWEN = next(
+    known.definition["pretokenizers"][0]["pattern"]["Regex"]
+    for known in PRE_TOKENIZERS
+    if known.name == "qwen2"
+)
 
 Make = Callable[..., Decoder]
 Export = Callable[..., Path]
@@ -273,9 +282,7 @@ def test_tokenizer_files_that_cannot_be_put_together_are_refused(
         read_tokenizer(tmp_path, "qwen2")
 
 
-def test_tokens_added_to_a_sentencepiece_model_are_refused(tmp_path: Path) -> None:
-    import io
-
+def sentencepiece_model() -> bytes:
     stream = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["to be or not to be that is the question"] * 50),
@@ -284,7 +291,11 @@ def test_tokens_added_to_a_sentencepiece_model_are_refused(tmp_path: Path) -> No
         hard_vocab_limit=False,
         minloglevel=2,
     )
-    (tmp_path / "tokenizer.model").write_bytes(stream.getvalue())
+    return stream.getvalue()
+
+
+def test_tokens_added_to_a_sentencepiece_model_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
     write(tmp_path / "added_tokens.json", {"<unk>": 0})
     state = read_tokenizer(tmp_path, "llama").state
     assert state is not None
@@ -312,14 +323,96 @@ def test_a_tokenizer_with_more_ids_than_the_model_names_both_numbers(
     assert kind == "ids"
 
 
-def test_special_tokens_without_an_id_are_named(tmp_path: Path, trained: dict[str, Any]) -> None:
+@pytest.mark.filterwarnings("ignore")
+def test_special_tokens_without_an_id_get_the_next_rows(
+    tmp_path: Path, trained: dict[str, Any]
+) -> None:
+    write(tmp_path / "config.json", CONFIG)
     write(tmp_path / "tokenizer.json", trained)
-    write(tmp_path / "tokenizer_config.json", {"pad_token": "<pad>", "eos_token": "a"})
-    found = read_tokenizer(tmp_path, "llama")
-    assert found.notes == ("Special tokens that have no id, and are left out: '<pad>'.",)
+    settings = {"eos_token": "a", "pad_token": "<tool>", "mask_token": "<|im_start|>"}
+    write(tmp_path / "tokenizer_config.json", settings)
+    compare_ids(tmp_path, "llama")
+    size = len(trained["model"]["vocab"])
+    found = read_tokenizer(tmp_path, "llama", size + 1)
+    note = "Special tokens that have no id of the model, and are left out: '<|im_start|>'."
+    assert found.notes == (note,)
     assert found.state is not None
+    assert from_json(found.state).vocabulary_size == size + 1
     added = json.loads(found.state["definition"])["added_tokens"]
-    assert [(token["content"], token["special"]) for token in added] == [("a", True)]
+    assert [(token["content"], token["special"]) for token in added] == [
+        ("a", True),
+        ("<tool>", True),
+    ]
+
+
+def test_special_tokens_that_a_sentencepiece_model_lacks_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
+    write(tmp_path / "tokenizer_config.json", {"bos_token": "<s>", "pad_token": "<pad>"})
+    (note,) = read_tokenizer(tmp_path, "llama").notes
+    assert note == "Special tokens that have no id of the model, and are left out: '<pad>'."
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("prefix", [True, False, None])
+@pytest.mark.parametrize(
+    ("name", "in_file"),
+    [
+        ("GPT2Tokenizer", None),
+        ("Qwen2Tokenizer", None),
+        ("Qwen2TokenizerFast", False),
+        ("Qwen2Tokenizer", True),
+        ("PreTrainedTokenizerFast", False),
+        ("PreTrainedTokenizerFast", True),
+    ],
+)
+def test_a_space_before_a_text_is_that_of_transformers(
+    tmp_path: Path, trained: dict[str, Any], prefix: bool | None, name: str, in_file: bool | None
+) -> None:
+    if in_file is None:
+        lay_out(tmp_path, trained, "llama")
+    else:
+        write(tmp_path / "config.json", CONFIG)
+        split = {"type": "Split", "pattern": {"Regex": QWEN}, "behavior": "Isolated"}
+        level = {"type": "ByteLevel", "add_prefix_space": in_file, "use_regex": False}
+        level["trim_offsets"] = True
+        parts = [{**split, "invert": False}, level]
+        definition = {**trained, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}
+        write(tmp_path / "tokenizer.json", {**definition, "normalizer": {"type": "NFC"}})
+    settings = {} if prefix is None else {"add_prefix_space": prefix}
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": name, **settings})
+    compare_ids(tmp_path, "llama")
+    assert read_tokenizer(tmp_path, "llama").notes == ()
+
+
+def test_a_space_that_other_tokenizers_do_not_put_is_refused(
+    tmp_path: Path, trained: dict[str, Any]
+) -> None:
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    prepend = {"type": "Prepend", "prepend": "\u2581"}
+    both = {"type": "Sequence", "normalizers": [prepend, replace]}
+    never = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never"}
+    older = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}
+    for parts, has_space in (
+        ({"normalizer": both, "pre_tokenizer": None}, True),
+        ({"normalizer": replace, "pre_tokenizer": None}, False),
+        ({"pre_tokenizer": never}, False),
+        ({"pre_tokenizer": older}, True),
+    ):
+        write(tmp_path / "tokenizer.json", {**trained, **parts})
+        settings = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": has_space}
+        write(tmp_path / "tokenizer_config.json", settings)
+        assert read_tokenizer(tmp_path, "llama").notes == ()
+        write(tmp_path / "tokenizer_config.json", {**settings, "add_prefix_space": not has_space})
+        with pytest.raises(DataError, match=r"'add_prefix_space' of tokenizer_config\.json is"):
+            read_tokenizer(tmp_path, "llama")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
+    write(tmp_path / "tokenizer_config.json", {"add_prefix_space": True})
+    assert read_tokenizer(tmp_path, "llama").notes == ()
+    write(tmp_path / "tokenizer_config.json", {"add_prefix_space": False})
+    with pytest.raises(DataError, match="puts a space before a text") as caught:
+        read_tokenizer(tmp_path, "llama")
+    assert "save_pretrained" in caught.value.hint
 
 
 # --- every key and file

@@ -20,12 +20,17 @@ from arb_ternary_interchange.huggingface.known import (
 CONFIG: Final = "tokenizer_config.json"
 ADDED: Final = "added_tokens.json"
 SPECIAL: Final = "special_tokens_map.json"
+#: Key of :data:`CONFIG`.
+PREFIX_SPACE: Final = "add_prefix_space"
 
 #: What makes a ``tokenizer.json`` of any other files.
 SAVE_AGAIN: Final = (
     "Make a tokenizer.json where transformers is installed: "
     "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
 )
+
+#: The start of a note on special tokens.
+NO_ID: Final = "Special tokens that have no id of the model, and are left out"
 
 #: Largest of these files; templates of dialogues are in one of them.
 _MAX_BYTES: Final = 16 << 20
@@ -52,12 +57,14 @@ class TokenizerSettings:
         added: added tokens in the order of their ids, as a ``tokenizer.json`` lists them.
         special: texts of special tokens, which are found whole in a text; a role that no file
             gives a token has the text None.
+        prefix_space: whether a space is put before a text; None if no file says.
         notes: keys that are not used, one sentence each.
     """
 
     class_name: str | None
     added: tuple[Mapping[str, Any], ...]
     special: Mapping[str, str | None]
+    prefix_space: bool | None
     notes: tuple[str, ...]
 
 
@@ -70,6 +77,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     config = _values(folder / CONFIG)
     class_name = config.text("tokenizer_class")
     decoder = config.within("added_tokens_decoder")
+    prefix_space = config.boolean(PREFIX_SPACE) if PREFIX_SPACE in config else None
     special = _special_tokens(config)
     notes: list[str] = []
     special_map = _values(folder / SPECIAL)
@@ -93,7 +101,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     added.sort(key=lambda token: int(token["id"]))
     unknown = unknown_keys(config.unused(), HARMLESS_OF_TOKENIZER, NEUTRAL_OF_TOKENIZER)
     notes += note_of(f"Keys of {CONFIG} that are not used here", unknown)
-    return TokenizerSettings(class_name, tuple(added), special, tuple(notes))
+    return TokenizerSettings(class_name, tuple(added), special, prefix_space, tuple(notes))
 
 
 def added_token(number: int, text: str, *, special: bool, **flags: bool) -> dict[str, Any]:
@@ -118,17 +126,24 @@ def added_token(number: int, text: str, *, special: bool, **flags: bool) -> dict
 
 
 def with_added_tokens(
-    definition: dict[str, Any], settings: TokenizerSettings, where: Path
+    definition: dict[str, Any],
+    settings: TokenizerSettings,
+    where: Path,
+    vocabulary_size: int | None = None,
 ) -> tuple[bool, tuple[str, ...]]:
     """Add to the content of a ``tokenizer.json`` what the files beside it add.
+
+    Special tokens without an id get the following ids, as in transformers.
 
     Args:
         definition: the content, which is changed.
         settings: the files beside it.
         where: the file, for errors.
+        vocabulary_size: number of ids of the model; special tokens without an id get none from
+            there on. None if it is not known.
 
     Returns:
-        whether anything was added, and the special tokens that have no id, as a note.
+        whether anything was added, and the special tokens that got no id, as a note.
 
     Raises:
         DataError: a token has two ids, or would get another id than the files say.
@@ -159,12 +174,16 @@ def with_added_tokens(
     without_id = []
     for text in dict.fromkeys(text for text in settings.special.values() if text is not None):
         if text not in ids:
-            without_id.append(repr(text))
-        elif text not in there:
+            if vocabulary_size is not None and following >= vocabulary_size:
+                without_id.append(repr(text))
+                continue
+            ids[text] = following
+            following += 1
+        if text not in there:
             new.append(added_token(ids[text], text, special=True))
             there[text] = ids[text]
     definition["added_tokens"] = [*(definition.get("added_tokens") or ()), *new]
-    return bool(new), note_of("Special tokens that have no id, and are left out", without_id)
+    return bool(new), note_of(NO_ID, without_id)
 
 
 def _ids(definition: Mapping[str, Any]) -> dict[str, int]:

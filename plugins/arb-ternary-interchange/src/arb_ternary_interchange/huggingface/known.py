@@ -137,7 +137,6 @@ HARMLESS_OF_TOKENIZER: Final[Mapping[str, tuple[str, ...]]] = {
 NEUTRAL_OF_TOKENIZER: Final[Mapping[str, tuple[object, ...]]] = {
     "add_bos_token": (False,),
     "add_eos_token": (False,),
-    "add_prefix_space": (False,),
     "do_lower_case": (False,),
     "split_special_tokens": (False,),
 }

@@ -131,7 +131,7 @@ class HfModel:
 
     @cached_property
     def _tokenizer(self) -> FoundTokenizer:
-        return read_tokenizer(self.folder, self.config.model_type)
+        return read_tokenizer(self.folder, self.config.model_type, self.vocabulary_size)
 
     def _options(self) -> Mapping[str, Any]:
         """Return the options of the decoder. A head that differs from the embedding is a head of

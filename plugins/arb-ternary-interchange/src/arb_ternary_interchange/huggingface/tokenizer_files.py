@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
 from arb_ternary_interchange.huggingface.added_tokens import (
+    NO_ID,
     SAVE_AGAIN,
     TokenizerSettings,
     read_settings,
@@ -20,6 +21,11 @@ from arb_ternary_interchange.huggingface.added_tokens import (
 )
 from arb_ternary_interchange.huggingface.json_file import read_bytes, read_object, read_text
 from arb_ternary_interchange.huggingface.known import note_of
+from arb_ternary_interchange.huggingface.prefix_space import (
+    check_prefix_space,
+    has_prefix_space,
+    set_prefix_space,
+)
 from arb_ternary_interchange.huggingface.sentencepiece_definition import (
     special_roles,
     tokenizer_definition,
@@ -49,6 +55,8 @@ _CLASSES: Final[Mapping[str, tuple[str, Mapping[str, str] | None]]] = {
     "GPT2Tokenizer": ("gpt-2", None),
     "Qwen2Tokenizer": ("qwen2", {"type": "NFC"}),
 }
+#: Classes that take a ``tokenizer.json`` as it is.
+_AS_IN_FILE: Final = ("PreTrainedTokenizer", "TokenizersBackend")
 #: The class of a model type whose folder does not say.
 _CLASS_OF_MODEL: Final = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
 #: The special token of these classes in the roles that no file gives a token.
@@ -123,37 +131,57 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
     (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def read_tokenizer(folder: Path, model_type: str) -> FoundTokenizer:
+def read_tokenizer(
+    folder: Path, model_type: str, vocabulary_size: int | None = None
+) -> FoundTokenizer:
     """Read the tokenizer of a model folder: ``tokenizer.json``, ``tokenizer.model``, or
     ``vocab.json`` with ``merges.txt``, and the tokens that other files add to it.
+
+    Args:
+        folder: the folder.
+        model_type: the model type of its ``config.json``.
+        vocabulary_size: number of ids of the model; None if it is not known.
 
     Raises:
         DataError: a file cannot be read, is too large, or is not UTF-8, or the files cannot be put
             together as transformers does.
     """
     settings = read_settings(folder)
+    class_name = settings.class_name or _CLASS_OF_MODEL.get(model_type, "")
+    settings = evolve(settings, class_name=class_name.removesuffix("Fast"))
+    if settings.class_name in _CLASSES:
+        defaults = dict.fromkeys(("eos_token", "unk_token"), _DEFAULT_SPECIAL)
+        settings = evolve(settings, special={**defaults, **settings.special})
     path = folder / _DEFINITION
     if path.is_file():
-        return _from_definition(path, settings)
+        return _from_definition(path, settings, vocabulary_size)
     others = [name for name in (_VOCABULARY, _MERGES) if (folder / name).is_file()]
     path = folder / _SENTENCEPIECE
     if path.is_file():
         found = _from_sentencepiece(path, settings)
     elif _VOCABULARY in others:
-        return _from_merges(folder / _VOCABULARY, settings, model_type)
+        return _from_merges(folder / _VOCABULARY, settings, model_type, vocabulary_size)
     else:
         found = FoundTokenizer(None, settings.notes)
     return evolve(found, notes=(*found.notes, *note_of("Files that are not used", others)))
 
 
-def _from_definition(path: Path, settings: TokenizerSettings) -> FoundTokenizer:
+def _from_definition(
+    path: Path, settings: TokenizerSettings, vocabulary_size: int | None
+) -> FoundTokenizer:
     text = read_text(path, _MAX_BYTES)
-    if not settings.added and not any(settings.special.values()):
+    rebuilt = settings.class_name in _CLASSES
+    plain = settings.prefix_space is None and not rebuilt
+    if plain and not settings.added and not any(settings.special.values()):
         state = {"kind": "bytes"} if _is_bytes(text) else {"kind": "file", "definition": text}
         return FoundTokenizer(state, settings.notes)
     definition = read_object(path, _MAX_BYTES)
     try:
-        has_changed, notes = with_added_tokens(definition, settings, path)
+        has_changed, notes = with_added_tokens(definition, settings, path, vocabulary_size)
+        if rebuilt:
+            has_changed |= set_prefix_space(definition, bool(settings.prefix_space))
+        if settings.class_name not in _AS_IN_FILE:
+            check_prefix_space(has_prefix_space(definition), settings, path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path}: is not a file of the library tokenizers: {error!r}") from error
     if has_changed:
@@ -164,23 +192,30 @@ def _from_definition(path: Path, settings: TokenizerSettings) -> FoundTokenizer:
 def _from_sentencepiece(path: Path, settings: TokenizerSettings) -> FoundTokenizer:
     content = read_bytes(path, _MAX_BYTES)
     tokenizer = SentencePieceTokenizer.from_bytes(content)
-    # The library is needed only if there is something to compare.
-    pieces = tokenizer.vocabulary_size if settings.added else 0
-    further = [token for token in settings.added if token["id"] >= pieces]
+    special = {text: None for text in settings.special.values() if text is not None}
+    if not settings.added and not special and settings.prefix_space is None:
+        return FoundTokenizer(tokenizer.to_json(), settings.notes)
+    model = read_model(content)
+    check_prefix_space(model.prefix, settings, path)
+    further = [token for token in settings.added if token["id"] >= len(model.pieces)]
     if further:
         text = further[0]["content"]
         raise DataError(
-            f"{path}: has {pieces} pieces, and other files add {len(further)} "
+            f"{path}: has {len(model.pieces)} pieces, and other files add {len(further)} "
             f"tokens, of which {text[:120]!r} is the first",
             f"Tokens cannot be added to a sentencepiece model here. {SAVE_AGAIN}",
         )
-    return FoundTokenizer(tokenizer.to_json(), settings.notes)
+    pieces = {piece.text for piece in model.pieces}
+    without_id = [repr(text) for text in special if text not in pieces]
+    return FoundTokenizer(tokenizer.to_json(), (*settings.notes, *note_of(NO_ID, without_id)))
 
 
-def _from_merges(path: Path, settings: TokenizerSettings, model_type: str) -> FoundTokenizer:
+def _from_merges(
+    path: Path, settings: TokenizerSettings, model_type: str, vocabulary_size: int | None
+) -> FoundTokenizer:
     """Make a byte-level tokenizer of a vocabulary and the merges beside it."""
-    name = settings.class_name or _CLASS_OF_MODEL.get(model_type, "")
-    made = _CLASSES.get(name.removesuffix("Fast"))
+    name = settings.class_name or ""
+    made = _CLASSES.get(name)
     if made is None:
         raise DataError(
             f"{path}: how the tokenizer {name or 'of a ' + model_type} splits a text is not known "
@@ -201,9 +236,8 @@ def _from_merges(path: Path, settings: TokenizerSettings, model_type: str) -> Fo
     }
     definition = byte_level_bpe(vocabulary, merges, pre_tokenizer=pre_tokenizer, decoder=decoder)
     definition["normalizer"] = normalizer
-    defaults = dict.fromkeys(("eos_token", "unk_token"), _DEFAULT_SPECIAL)
-    settings = evolve(settings, special={**defaults, **settings.special})
-    _, notes = with_added_tokens(definition, settings, path)
+    _, notes = with_added_tokens(definition, settings, path, vocabulary_size)
+    set_prefix_space(definition, bool(settings.prefix_space))
     text = json.dumps(definition, ensure_ascii=False)
     return FoundTokenizer({"kind": "file", "definition": text}, (*settings.notes, *notes))
 
