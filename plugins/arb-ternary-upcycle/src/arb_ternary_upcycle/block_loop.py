@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.schedules import RATE_FACTOR, scheduled_groups
-from arb_ternary_upcycle.streams import Streams, recorded_updates
+from arb_ternary_upcycle.block_probe import BlockProbe
+from arb_ternary_upcycle.judged_loop import JudgedLoop
+from arb_ternary_upcycle.streams import Streams, block_output
 from arb_ternary_upcycle.training_options import BlockwiseConfig
 from arb_ternary_upcycle.trend import Autotune
 
@@ -22,14 +23,23 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 
-class BlockLoop(TrainingLoop):
+class BlockLoop(JudgedLoop):
     """Trains a block to give the teacher's outputs; the loss is the mean L1 distance from them.
 
     Everything that does not learn must be frozen.
 
+    Args:
+        part: what learns: the block, or its attention.
+        probe: measures the block on held-out samples; None = its state is not judged.
+
     Attributes:
         autotune: None if the options do not enable it.
     """
+
+    distance_name = "held-out L1"
+    #: A block is a small part of the model, and flips harm it more than small steps of its gains.
+    votes_decay = 0.25
+    patient = False
 
     def __init__(
         self,
@@ -39,9 +49,14 @@ class BlockLoop(TrainingLoop):
         *,
         student: Decoder,
         block: int,
+        part: nn.Module,
         streams: Streams,
+        probe: BlockProbe | None,
     ) -> None:
-        super().__init__(context, options, key)
+        title = f"block {block + 1}"
+        judged = probe is not None
+        super().__init__(context, options, key, part=part, judged=judged, title=title)
+        self._probe = probe
         self._student = student
         self._block = block
         self._streams = streams
@@ -59,14 +74,13 @@ class BlockLoop(TrainingLoop):
 
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
         """Return the stream after the block, or the update of its attention, ``[B, S, D]``."""
-        student = self._student
-        number = self._block
-        x_BSD = self._streams.inputs(number, masked.inputs, batch.sample_ids)
-        if self._target == "residual":
-            return student.run_blocks(x_BSD, number, number + 1)
-        with recorded_updates(student.blocks[number].get_submodule("attention")) as updates:
-            student.run_blocks(x_BSD, number, number + 1)
-        return updates[0]
+        x_BSD = self._streams.inputs(self._block, masked.inputs, batch.sample_ids)
+        return block_output(self._student, self._block, self._target, x_BSD)
+
+    def held_out_distance(self) -> float:
+        """Return the mean absolute difference from the teacher on held-out samples."""
+        assert self._probe is not None
+        return self._probe.distance()
 
     def loss(self, batch: Batch, masked: MaskedBatch, output: Tensor) -> Tensor:
         """Return the mean absolute difference from the teacher."""

@@ -17,7 +17,8 @@ from arb_ternary_train.policy import add_counts
 from arb_ternary_train.progress import format_duration
 from arb_ternary_train.standard import log_and_evaluate
 from arb_ternary_upcycle.block_loop import BlockLoop
-from arb_ternary_upcycle.float_model import FloatModel
+from arb_ternary_upcycle.block_probe import BlockProbe
+from arb_ternary_upcycle.calibration import held_out_batches
 from arb_ternary_upcycle.learning import only_learning, parts_of_blocks, refuse_idle_patterns
 from arb_ternary_upcycle.output_cache import OutputCache
 from arb_ternary_upcycle.stages import find_stage
@@ -62,9 +63,12 @@ class BlockwisePhase:
         student = as_student(context.model, model)
         # An earlier phase may have changed the model since it was checked.
         self.check_model(student, f"phases[{context.phase_index}]")
-        with self._streams(context, student, model) as streams:
+        config = self.config
+        teacher = Teacher(model, config.teacher_memory, context.device, config.teacher_dtype)
+        probe = self._make_probe(context, student, teacher) if config.probe_tokens else None
+        with self._streams(context, student, teacher) as streams:
             while self._block < len(student.blocks):
-                self._train_block(context, student, streams)
+                self._train_block(context, student, streams, probe)
             context.save_checkpoint()
         losses = [record["l1"] for record in self._records]
         metrics = {
@@ -98,11 +102,10 @@ class BlockwisePhase:
 
     @contextmanager
     def _streams(
-        self, context: TrainingContext, student: Decoder, model: FloatModel
+        self, context: TrainingContext, student: Decoder, teacher: Teacher
     ) -> Iterator[Streams]:
         """Yield the residual streams; their cache is deleted once the phase is done."""
         config = self.config
-        teacher = Teacher(model, config.teacher_memory, context.device, config.teacher_dtype)
         if not config.cache_teacher_outputs:
             yield Streams(student, teacher, config.distill_target, None)
             return
@@ -113,7 +116,7 @@ class BlockwisePhase:
             # Each rank has a cache of its own; the first has that of a run in one process.
             caches / (f"{phase}-rank-{rank}" if rank else phase),
             config.cache_memory,
-            f"{model.digest} {config.teacher_dtype} {context.device}",
+            f"{teacher.model.digest} {config.teacher_dtype} {context.device}",
             context.note,
         )
         yield Streams(student, teacher, config.distill_target, cache)
@@ -124,23 +127,48 @@ class BlockwisePhase:
             for left in caches.glob(f"{phase}-rank-*"):
                 shutil.rmtree(left, ignore_errors=True)
 
-    def _train_block(self, context: TrainingContext, student: Decoder, streams: Streams) -> None:
+    def _make_probe(
+        self, context: TrainingContext, student: Decoder, teacher: Teacher
+    ) -> BlockProbe:
+        config = self.config
+        batches = held_out_batches(
+            context, tokens=config.probe_tokens, block_size=config.block_size
+        )
+        samples = [batch.inputs for batch in batches]
+        return BlockProbe(student, teacher, config.distill_target, samples)
+
+    def _train_block(
+        self,
+        context: TrainingContext,
+        student: Decoder,
+        streams: Streams,
+        probe: BlockProbe | None,
+    ) -> None:
         number = self._block
         blocks = len(student.blocks)
         reporter = context.logbook.reporter
         options = evolve(self.config, steps=self.config.steps_of_block)
         streams.begin(number)
+        if probe is not None:
+            probe.begin(number)
         self._convergence.trend = Trend()
         self._first = []
         started = time.perf_counter()
         steps_before = 0
-        part = parts_of_blocks(student, options.distill_target)[number]
-        with only_learning(student, student.get_submodule(part)):
+        part = student.get_submodule(parts_of_blocks(student, options.distill_target)[number])
+        with only_learning(student, part):
             # All blocks have the same key: they see the same samples in the same order, so that
             # outputs can be cached.
             key = f"phase {context.phase_index}"
             loop = self._loop = BlockLoop(
-                context, options, key, student=student, block=number, streams=streams
+                context,
+                options,
+                key,
+                student=student,
+                block=number,
+                part=part,
+                streams=streams,
+                probe=probe,
             )
             try:
                 if self._restored is not None:
@@ -159,6 +187,7 @@ class BlockwisePhase:
                         self._after_step(context, loop, report, ends_phase=number == blocks - 1)
                         context.checkpoint_if_due()
                     context.stop_if_requested()
+                loop.finish(context.step)
             finally:
                 loop.close()
         reporter.stop()

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from arb_ternary.errors import DataError
-from arb_ternary.protocols.data import BatchRequest
+from arb_ternary.protocols.data import BatchRequest, MaskContext, MaskedBatch
+from arb_ternary_train.evaluate import block_size_of
+from arb_ternary_train.seeding import derived_generator
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -51,6 +53,24 @@ def held_out_tokens(context: TrainingContext, *, tokens: int, block_size: int) -
     """
     batches = context.data.held_out(1, block_size, -(-tokens // block_size))
     return _sequences(context.data.name, [batch.data for batch in batches], block_size + 1)
+
+
+def held_out_batches(
+    context: TrainingContext, *, tokens: int, block_size: int
+) -> list[MaskedBatch]:
+    """Return held-out samples of about ``tokens`` predictions, one sample a batch, on the device.
+
+    They are spread evenly over the held-out text, and masked as in evaluations.
+    """
+    block_size = block_size_of(context.data, block_size)
+    mask_context = MaskContext(
+        step=0, seed=context.seed, vocabulary_size=context.vocabulary_size, training=False
+    )
+    batches = []
+    for index, batch in enumerate(context.data.held_out(1, block_size, -(-tokens // block_size))):
+        generator = derived_generator(context.seed, "evaluation", index)
+        batches.append(context.masking.apply(batch, generator, mask_context).to(context.device))
+    return batches
 
 
 def _sequences(name: str, samples: list[Tensor], length: int) -> Tensor:

@@ -79,7 +79,8 @@ class LoadTeacherPhase(StagePhase):
         nll = probe_loss(model, tokens)
         perplexity = math.exp(min(nll, 700))
         context.note(
-            f"teacher: {nll:.4f} nats per token of held-out text, perplexity {perplexity:,.2f}"
+            f"teacher: {nll:.4f} nats per token of held-out text in samples of {block_size}, "
+            f"perplexity {perplexity:,.2f}"
         )
 
         if config.max_nll is None:

@@ -146,6 +146,17 @@ class Streams:
             self._cache.put(place, int(sample), inputs_digest(inputs_S), x_SD)
 
 
+def block_output(
+    student: Decoder, block: int, target: Literal["residual", "attention"], x_BSD: Tensor
+) -> Tensor:
+    """Return the stream after ``block`` of the student, or the update of its attention."""
+    if target == "residual":
+        return student.run_blocks(x_BSD, block, block + 1)
+    with recorded_updates(student.blocks[block].get_submodule("attention")) as updates:
+        student.run_blocks(x_BSD, block, block + 1)
+    return updates[0]
+
+
 def _places(block: int) -> Collection[Place]:
     """Return the places that training ``block`` reads and writes."""
     return (

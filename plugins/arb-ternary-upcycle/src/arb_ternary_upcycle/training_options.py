@@ -60,6 +60,13 @@ class TeacherOptions:
         active_when=_READS_TEACHER,
     )
 
+    probe_tokens: int = option(
+        4096,
+        "held-out tokens on which the best state is chosen, and lower rates if the state gets "
+        "worse; 0 = the last state stays, whatever it is",
+        validator=non_negative,
+    )
+
     @property
     def reads_teacher(self) -> bool:
         """Whether the phase reads a teacher at all."""
@@ -105,6 +112,7 @@ class BlockwiseConfig(LoopOptions, TeacherOptions):
         "bytes of the cache in memory; the rest is in the run's directory",
         validator=non_negative,
         active_when=when("cache_teacher_outputs"),
+        largest=LARGEST_INT64,
     )
     blockwise_autotune_enabled: bool = option(
         False, "watch each block's distance for spikes and plateaus"
@@ -112,7 +120,6 @@ class BlockwiseConfig(LoopOptions, TeacherOptions):
     blockwise_autotune_mode: Literal["monitor", "active"] = option(
         "monitor",
         "monitor = say what could be done about them; active = lower the rates of floats and votes",
-        largest=LARGEST_INT64,
         active_when=_AUTOTUNES,
     )
     blockwise_autotune_plateau_patience: int = option(

@@ -115,7 +115,7 @@ def test_later_blocks_do_not_run(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> 
         return forward(self, *arguments)
 
     monkeypatch.setattr(Block, "forward", counted)
-    tiny.run("run", tiny.phase("blockwise", steps=3))
+    tiny.run("run", tiny.phase("blockwise", steps=3, probe_tokens=0))
     # Two samples per step run alone through the first block where the second learns.
     assert sorted(value for value in ran.values() if value) == [3, 3 + 2 * 3]
 
@@ -128,7 +128,7 @@ def test_decoupled_attention_learns_from_its_teacher(tiny: Any) -> None:
         "model.attention=decoupled",
     )
     shape += ("model.sem_dim=2", "model.geo_dim=4", "model.rotary_dim=8")
-    phase = tiny.phase("blockwise", steps=3, distill_target="attention")
+    phase = tiny.phase("blockwise", steps=3, distill_target="attention", probe_tokens=0)
     run, _ = tiny.run("run", phase, "checkpoint={every: 3, keep: 9}", *shape)
     moved = changed(at_step(run, 3), at_step(run, 6))
     assert {
@@ -176,7 +176,8 @@ def test_cached_run_equals_uncached_run(
             {} if memory is None else {"cache_teacher_outputs": "true", "cache_memory": memory}
         )
         ran[0] = 0
-        phase = tiny.phase("blockwise", steps=steps, distill_target=target, **options)
+        options |= {"distill_target": target, "probe_tokens": 0}
+        phase = tiny.phase("blockwise", steps=steps, **options)
         run, _ = tiny.run(f"run-{memory}", phase, "checkpoint={every: 6, keep: 9}")
         runs[memory] = files_in(run.path, MODELS)
         # To the second block's output: through both blocks of the teacher, or only through the

@@ -54,7 +54,9 @@ def test_divergence_of_equal_or_no_predictions_is_zero() -> None:
 
 
 def test_loss_is_cross_entropy_plus_weighted_divergence(tiny: Any) -> None:
-    phase = tiny.phase("global", steps=1, kd_weight=0.7, kd_temperature=2.0, force="true")
+    phase = tiny.phase(
+        "global", steps=1, kd_weight=0.7, kd_temperature=2.0, force="true", probe_tokens=0
+    )
     run, _ = tiny.run("run", phase)
     config = tiny.config()
     parts = build_parts(config)
@@ -145,9 +147,10 @@ def test_student_loss_of_exactly_one_and_a_half_passes(
             global_phase, "evaluate", lambda *_, losses=losses, **__: Result(next(losses))
         )
         if allowed:
-            run, _ = tiny.run("allowed", tiny.phase("global", steps=1))
+            run, _ = tiny.run("allowed", tiny.phase("global", steps=1, probe_tokens=0))
             first = json.loads(run.metrics_file.read_text().splitlines()[0])
             assert (first["event"], first["student"], first["teacher"]) == ("comparison", 3.0, 2.0)
+            assert any("the teacher's 2.0000, in samples of 16 tokens" in n for n in tiny.notes)
         else:
             with pytest.raises(ConfigError, match="student's held-out loss"):
                 tiny.run(f"refused {mine}", tiny.phase("global", steps=1))

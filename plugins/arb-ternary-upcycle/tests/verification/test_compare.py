@@ -99,6 +99,7 @@ def test_number_at_the_limit_passes(
         result = CompareCheck(config).check(context)
         assert (result.passed, result.fails_run) == (passes, True)
         assert report(context, "compare")["passed"] is passes
+        assert ("fail_fast: false reports it" in result.summary) is not passes
     assert f"{what} {limit[4:]} {measured:.6g}, at most" in result.summary
 
 
@@ -108,6 +109,7 @@ def test_reported_failure_has_its_report_under_its_label(
     config = CompareConfig(logits=Limits(max_mean_l1=0.0), fail_fast=False, label="early")
     result = CompareCheck(config).check(context := run(student))
     assert (result.passed, result.fails_run) == (False, False)
+    assert "fail_fast" not in result.summary
     found = report(context, "early")
     assert (found["passed"], found["fails_run"], found["step"], found["check"]) == (
         False,

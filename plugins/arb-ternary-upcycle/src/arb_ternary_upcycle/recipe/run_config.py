@@ -45,8 +45,8 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
         ),
     }
 )
-#: Rates of float parameters in the phases ``blockwise`` and ``global``.
-_BLOCKWISE_RATE: Final = 1e-4
+#: Rates of float parameters in the phases ``blockwise``, which trains gains, and ``global``.
+_BLOCKWISE_RATE: Final = 1e-3
 _GLOBAL_RATE: Final = 5e-5
 #: Default lengths of a prompt and of what follows it in the phase ``benchmark``.
 _PROMPT: Final = 128

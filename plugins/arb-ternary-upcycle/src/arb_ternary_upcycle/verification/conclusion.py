@@ -52,4 +52,6 @@ def conclude(
     }
     save_json(context.directory / FOLDER / f"{label}.json", report)
     refresh_report(context.directory)
+    if not passed and config.fail_fast:
+        summary += " (fail_fast: false reports it and goes on)"
     return CheckResult(passed=passed, summary=summary, metrics=metrics, fails_run=config.fail_fast)
