@@ -90,7 +90,7 @@ def out_of_memory(error: Exception) -> ArbError:
     reason = str(error).partition("\n")[0]
     return ArbError(
         f"out of memory: {reason or 'the system has no more'}",
-        "Lower batch_size, block_size or the sizes of the model.",
+        "Lower batch_size, block_size, the number of samples or the sizes of the model.",
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from arb_ternary.errors import ConfigError
-from arb_ternary_progressive.config import pattern_value
+from arb_ternary_progressive.config import ProgressivePhaseConfig, pattern_value
 from arb_ternary_progressive.stackwise import ProgressiveConfig
 
 
@@ -44,3 +46,32 @@ def test_the_variable_strategy_needs_an_entry_per_stack() -> None:
     assert [config.adapter_size(stack) for stack in range(2)] == [(8, 16), (16, 32)]
     with pytest.raises(ConfigError, match="no entry for stack 2"):
         config.adapter_size(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        # 16 * 2^13 is more than 65,536 features; 2^1 * 2^127 is more than float32 holds.
+        ({"qlora_rank_pattern": "increasing", "target_stacks": 14}, "'qlora_rank_pattern'"),
+        (
+            {"qlora_alpha_pattern": "increasing", "qlora_alpha": 2.0, "target_stacks": 128},
+            "'qlora_alpha_pattern'",
+        ),
+        (
+            {"qlora_alpha_pattern": "increasing", "qlora_alpha": 2.0, "target_stacks": 4096},
+            "'qlora_alpha_pattern'",
+        ),
+    ],
+)
+def test_a_pattern_that_doubles_out_of_range_is_refused(options: dict[str, Any], said: str) -> None:
+    common = {
+        "max_stacks": 4096,
+        "qlora_enabled": True,
+        "qlora_strategy": "progressive",
+        "qlora_rank_pattern": "constant",
+    }
+    with pytest.raises(ValueError, match=f"^{said}: increasing doubles"):
+        ProgressivePhaseConfig(**{**common, **options})
+    within = {**common, **options, "target_stacks": options["target_stacks"] - 1}
+    if options["target_stacks"] < 4096:
+        ProgressivePhaseConfig(**within)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
@@ -14,14 +14,19 @@ from arb_ternary.errors import ArbError
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
+#: Most images of a grid, and most evaluations per image, as for ``arb generate``.
+_MOST: Final = 10_000
+
 
 @frozen(kw_only=True)
 class SampleGridConfig:
     """Options of the tracker ``sample_grid``."""
 
     folder: str = option("samples", "folder of the images, relative to the run directory")
-    count: int = option(100, "images in a grid, of all classes in turn", validator=positive)
-    steps: int = option(25, "evaluations of the model per image", validator=positive)
+    count: int = option(
+        100, "images in a grid, of all classes in turn", validator=positive, largest=_MOST
+    )
+    steps: int = option(25, "evaluations of the model per image", validator=positive, largest=_MOST)
     guidance: float = option(
         1.0, "above 1, images are more typical of their class, and take twice the time"
     )

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 # ruff: noqa: RUF009  # loop_option makes attrs fields
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
@@ -16,7 +17,16 @@ from attrs import define, frozen
 from attrs.validators import instance_of, optional
 
 from arb_ternary.config.choice import Choice
-from arb_ternary.config.options import LARGEST_INT64, Condition, Rule, one_of, option, unless, when
+from arb_ternary.config.options import (
+    LARGEST_FLOAT,
+    LARGEST_INT64,
+    Condition,
+    Rule,
+    one_of,
+    option,
+    unless,
+    when,
+)
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import PolicySpec, TrainedPart
@@ -530,6 +540,7 @@ class ProgressivePhaseConfig(GrowthConfig):
             )
         for key, message in self.contradictions():
             raise ValueError(f"'{key}': {message}")
+        self._check_patterns()
         if self.qlora_strategy == "variable" and self.qlora_configs:
             first = 0 if self.qlora_enabled else 1
             for stack in range(first, self.target_stacks):
@@ -540,6 +551,26 @@ class ProgressivePhaseConfig(GrowthConfig):
                     )
         # The number of steps may depend on the data; the other options are checked now.
         self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
+
+    def _check_patterns(self) -> None:
+        """Check that patterns which double with each stack stay in the range of numbers.
+
+        Raises:
+            ValueError: one does not.
+        """
+        if not self.has_stack_adapters or self.qlora_strategy != "progressive":
+            return
+        last = self.target_stacks - 1
+        limits = (
+            ("qlora_rank", self.qlora_rank, self.qlora_rank_pattern, _MOST_FEATURES),
+            ("qlora_alpha", self.qlora_alpha, self.qlora_alpha_pattern, LARGEST_FLOAT),
+        )
+        for key, base, pattern, largest in limits:
+            if pattern == "increasing" and math.log2(base) + last > math.log2(largest):
+                raise ValueError(
+                    f"'{key}_pattern': increasing doubles {base} with each of {self.target_stacks} "
+                    f"stacks, to more than {largest:g}; use linear, or fewer stacks"
+                )
 
     def loop_options(self, steps: int) -> LoopOptions:
         """Return the options of the training loop of one stack.

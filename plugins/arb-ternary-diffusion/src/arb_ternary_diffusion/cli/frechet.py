@@ -24,7 +24,7 @@ def diffusion() -> None:
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 10_000),
     default=50,
     show_default=True,
     help="Evaluations of the model per image.",

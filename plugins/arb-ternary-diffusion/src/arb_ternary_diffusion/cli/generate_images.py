@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--count",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
     help="Number of images, arranged in a square.",
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 10_000),
     default=50,
     show_default=True,
     help="Evaluations of the model per image.",

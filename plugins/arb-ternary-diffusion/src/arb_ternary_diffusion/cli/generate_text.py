@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--max-new-tokens",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 1_000_000),
     help="Number of tokens after the prompt. Default: none if the prompt has gaps, otherwise as "
     "many as fit into the context.",
 )
