@@ -25,6 +25,11 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
             target="arb_ternary_text.data.masking:build_causal",
             summary="every position predicts the token that follows it",
         ),
+        MaskingSpec(
+            name="answers",
+            target="arb_ternary_text.data.masking:build_answers",
+            summary="positions predict the tokens of answers, and those that end them",
+        ),
     )
 
 
@@ -43,6 +48,12 @@ def arb_register_models() -> Sequence[ModelSpec]:
 @hookimpl
 def arb_register_datasets() -> Sequence[DataSpec]:
     return (
+        DataSpec(
+            name="chat",
+            target="arb_ternary_text.chat.source:build",
+            config="arb_ternary_text.chat.source:ChatConfig",
+            summary="conversations in JSON, CSV or Parquet files",
+        ),
         DataSpec(
             name="shakespeare",
             target="arb_ternary_text.data.shakespeare:build",

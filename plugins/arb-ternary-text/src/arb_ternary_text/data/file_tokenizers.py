@@ -5,17 +5,22 @@ Each library is imported when it is used.
 
 from __future__ import annotations
 
+import json
+import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary.plugins.discovery import install_command
+
+#: First of the private characters that stand for control tokens in :meth:`encode_apart`.
+_PRIVATE: Final = 0x100000
 
 
 @attrs.frozen
@@ -36,7 +41,8 @@ class FileTokenizer:
     def _library(self) -> Any:
         return self._read()
 
-    def _read(self) -> Any:
+    def _read(self, definition: str | None = None) -> Any:
+        """Return the library's tokenizer of ``definition``; None = of the file."""
         try:
             library = import_module("tokenizers")
         except ImportError as error:
@@ -45,7 +51,7 @@ class FileTokenizer:
                 install_command("arb-ternary-text[tokenizers]"),
             ) from error
         with _library_errors("the tokenizer file cannot be read"):
-            tokenizer = library.Tokenizer.from_str(self.definition)
+            tokenizer = library.Tokenizer.from_str(definition or self.definition)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -69,12 +75,71 @@ class FileTokenizer:
         """Encode text in which the spelling of a control token is text like any other."""
         return self._ids(self._letters, text)
 
+    def encode_letters_of(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yield :meth:`encode_letters` of each text; the library uses all threads."""
+        library = self._letters
+        with _library_errors("a text cannot be encoded"):
+            found = library.encode_batch(list(texts), add_special_tokens=False)
+        return (list(each.ids) for each in found)
+
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids, and the first character and the end of the text of each."""
-        library = self._library
-        with _library_errors("the text cannot be encoded"):
-            encoding = library.encode(text, add_special_tokens=False)
-        return list(encoding.ids), list(encoding.offsets)
+        return _encode_offsets(self._library, text)
+
+    def encode_apart(
+        self, text: str, letters: Container[int]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the same of a text in which some spelled control tokens are letters.
+
+        Args:
+            text: the text.
+            letters: the first character of each control token that is letters.
+
+        Raises:
+            DataError: the text has a private character that stands for a control token.
+        """
+        library, private, ids = self._private
+        foreign = set(private.values()).intersection(text)
+        if foreign:
+            raise DataError(
+                f"the text has the private character U+{ord(min(foreign)):04X} beside letters "
+                f"that spell a control token"
+            )
+        longest_first = sorted(private, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        pieces: list[str] = []
+        ends = [0]  # of each character of the pieces, in the text
+        while found := pattern.search(text, ends[-1]):
+            control = found.start() not in letters
+            plain_end = found.start() if control else found.start() + 1
+            pieces.append(text[ends[-1] : plain_end])
+            ends.extend(range(ends[-1] + 1, plain_end + 1))
+            if control:
+                pieces.append(private[found[0]])
+                ends.append(found.end())
+        pieces.append(text[ends[-1] :])
+        ends.extend(range(ends[-1] + 1, len(text) + 1))
+        found_ids, offsets = _encode_offsets(library, "".join(pieces))
+        return (
+            [ids.get(each, each) for each in found_ids],
+            [(ends[start], ends[end]) for start, end in offsets],
+        )
+
+    @cached_property
+    def _private(self) -> tuple[Any, dict[str, str], dict[int, int]]:
+        """The tokenizer with a private character in the place of each control token's text.
+
+        Also the character of each token, and the id that the character's id stands for.
+        """
+        definition = json.loads(self.definition)
+        private: dict[str, str] = {}
+        for number, token in enumerate(definition.get("added_tokens", [])):
+            if token["special"]:
+                private[token["content"]] = chr(_PRIVATE + number)
+                token["content"] = chr(_PRIVATE + number)
+        library = self._read(json.dumps(definition))
+        ids = {library.token_to_id(private[text]): self.control_tokens[text] for text in private}
+        return library, private, ids
 
     @cached_property
     def control_tokens(self) -> dict[str, int]:
@@ -162,6 +227,12 @@ class SentencePieceTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "sentencepiece", "model": self.model}
+
+
+def _encode_offsets(library: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    with _library_errors("the text cannot be encoded"):
+        encoding = library.encode(text, add_special_tokens=False)
+    return list(encoding.ids), list(encoding.offsets)
 
 
 @contextmanager
