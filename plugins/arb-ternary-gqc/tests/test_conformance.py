@@ -14,7 +14,12 @@ SPLIT = {"name": "split", "ternary": SIGN_VOTES, "float": {"name": "adamw", "lr"
 
 class TestThreshold(OptimizerSuite):
     component = "gqc.gnts"
-    options: ClassVar = {"inner": SPLIT, "threshold": 0.5, "max_batch_draws": 4}
+    # A module casts up to four votes in a step.
+    options: ClassVar = {
+        "inner": {**SPLIT, "ternary": {**SIGN_VOTES, "accum_threshold": 16}},
+        "threshold": 0.5,
+        "max_batch_draws": 4,
+    }
     parts = ("mixed",)
     draws = 4
 

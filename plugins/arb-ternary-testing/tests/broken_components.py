@@ -336,6 +336,15 @@ class TestOvercountedFlips(OptimizerSuite):
         return Overcounting(trainable.ternary)
 
 
+class TestHalfOfAllTritsFlip(OptimizerSuite):
+    """Every vote is a flip. The loss of the regression falls all the same."""
+
+    parts = ("ternary",)
+
+    def make_optimizer(self, trainable: Trainable) -> torch.optim.Optimizer:
+        return SignVotes(trainable.ternary, accum_threshold=1)
+
+
 class TestStateThatIsNotPlain(OptimizerSuite):
     parts = ("float",)
 

@@ -73,6 +73,8 @@ class OptimizerSuite(ComponentCase):
             for a wrapper that defers steps.
         learning_steps: number of steps after which the loss of a small regression must be lower.
         learning_share: share of the loss by which it must be lower.
+        flip_share: largest mean share of the trits that may flip in a step. The built-in rules
+            flip about one in a hundred on the models of the suite.
     """
 
     kind: ClassVar[str] = "optimizer"
@@ -80,6 +82,7 @@ class OptimizerSuite(ComponentCase):
     draws: ClassVar[int] = 1
     learning_steps: ClassVar[int] = 250
     learning_share: ClassVar[float] = 0.1
+    flip_share: ClassVar[float] = 0.2
 
     def make_optimizer(self, trainable: Trainable) -> Optimizer:
         """Return a new instance of the optimizer under test."""
@@ -237,6 +240,19 @@ class OptimizerSuite(ComponentCase):
             if enough and step >= 20 * self.draws:
                 break
         assert total > 0 or not ternary, "no trit ever flipped"
+
+    def test_few_trits_flip_in_a_step(self, part: str) -> None:
+        """A rule that flips half of all trits in every step keeps nothing of what it learned."""
+        model, optimizer = self._start(part)
+        trits = sum(codes.numel() for codes in _codes(model))
+        if not trits:
+            pytest.skip("no ternary weights")
+        outcomes = self._advance(model, optimizer, 0, self.learning_steps)
+        steps = sum(outcome.stepped for outcome in outcomes)
+        share = sum(outcome.flips for outcome in outcomes) / (steps * trits)
+        assert share <= self.flip_share, (
+            f"{share:.0%} of the trits flip in a step: lower the rate or raise the threshold"
+        )
 
     def test_with_a_rate_of_zero_nothing_learns(self, part: str) -> None:
         model, optimizer = self._start(part)
