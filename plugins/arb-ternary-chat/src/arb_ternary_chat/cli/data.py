@@ -1,8 +1,9 @@
-"""The commands ``arb data``: look at data as a model reads it."""
+"""The commands ``arb data``: look at data as a model reads it, and prepare it."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,7 @@ from arb_ternary.cli.options import plugin_files
 if TYPE_CHECKING:
     from arb_ternary_chat.shown import Span
     from arb_ternary_text.chat.packing import TooLong
+    from arb_ternary_text.data.tokenizers import Tokenizer
 
 #: Colours of text that is learned, and of control tokens.
 _LEARNED = "green"
@@ -80,6 +82,115 @@ def show(conversations: str, source: str, first: int, block_size: int, too_long:
         click.echo("\n")
     statistics = measured(found.items, encoded, block_size + 1, too_long)
     print_table(("conversations", conversations), statistics.table())
+
+
+@data.command()
+@click.argument("sources", nargs=-1, required=True)
+@click.option(
+    "--tokenizer",
+    required=True,
+    metavar="FILE|SOURCE",
+    help="A tokenizer.json or .model file, bytes, or a model: a run, a GGUF file, a folder.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder."
+)
+@click.option(
+    "--column",
+    default="text",
+    show_default=True,
+    help="Key of the text in .jsonl and .parquet files.",
+)
+@click.option(
+    "--separator",
+    metavar="TEXT",
+    help="What stands between the documents of a .txt file; default: a file is one document.",
+)
+@plugin_files
+def prepare(
+    sources: tuple[str, ...], tokenizer: str, out: Path, column: str, separator: str | None
+) -> None:
+    """Write the tokens of SOURCES, .txt, .jsonl or .parquet files or folders of them, to a folder.
+
+    Runs map the folder into memory: `data: {name: tokens, train: FOLDER}`. Equal documents are
+    written once. Memory does not grow with the text. Interrupted, the same command goes on.
+    """
+    from arb_ternary.cli.output import print_table
+    from arb_ternary.errors import UsageProblem
+    from arb_ternary_text.data.documents import Corpus, find_documents
+    from arb_ternary_text.data.prepare import prepare as write
+
+    if separator == "":
+        raise UsageProblem("--separator: it must not be empty", "Leave it out.")
+    corpus = Corpus(find_documents(sources), column, separator)
+    length = sum(_length(file) for file in corpus.files)
+    with click.progressbar(length=length, label="reading", file=sys.stderr) as bar:
+        done = write(corpus, _named_tokenizer(tokenizer), out, observe=bar.update)
+        bar.update(length - bar.pos)
+    print_table(("tokens", str(out)), done.table())
+
+
+@data.command("tokenizer")
+@click.argument("sources", nargs=-1, required=True)
+@click.option("--vocabulary-size", type=click.IntRange(min=257), default=8192, show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A .json file."
+)
+@click.option(
+    "--special",
+    multiple=True,
+    default=("<|endoftext|>",),
+    show_default=True,
+    help="A control token; the first one ends documents. Repeatable.",
+)
+@click.option(
+    "--column",
+    default="text",
+    show_default=True,
+    help="Key of the text in .jsonl and .parquet files.",
+)
+@click.option(
+    "--separator", metavar="TEXT", help="What stands between the documents of .txt files."
+)
+def train_tokenizer(
+    sources: tuple[str, ...],
+    vocabulary_size: int,
+    out: Path,
+    special: tuple[str, ...],
+    column: str,
+    separator: str | None,
+) -> None:
+    """Train a tokenizer, a byte-level BPE, on the documents of SOURCES."""
+    from arb_ternary.errors import UsageProblem
+    from arb_ternary_text.data.documents import Corpus, find_documents
+    from arb_ternary_text.data.train_tokenizer import train_bpe, write_tokenizer
+
+    if out.suffix != ".json":
+        raise UsageProblem(f"{out}: the file of a tokenizer ends in .json")
+    if out.exists():
+        raise UsageProblem(f"{out}: exists already", "Choose another name.")
+    corpus = Corpus(find_documents(sources), column, separator)
+    tokenizer = train_bpe(corpus, vocabulary_size, special)
+    write_tokenizer(tokenizer, out)
+    click.echo(f"{out}: {tokenizer.vocabulary_size:,} ids")
+
+
+def _length(file: Path) -> int:
+    """Return what the progress of reading a file is counted in: bytes, or rows of Parquet."""
+    if file.suffix.lower() != ".parquet":
+        return file.stat().st_size
+    from arb_ternary_text.data.documents import rows_of
+
+    return rows_of(file)
+
+
+def _named_tokenizer(name: str) -> Tokenizer:
+    from arb_ternary_chat.model import load_tokenizer
+    from arb_ternary_text.data.tokenizers import build_tokenizer
+
+    if name == "bytes" or name.endswith((".json", ".model")):
+        return build_tokenizer(name)
+    return load_tokenizer(name)
 
 
 def _print_span(span: Span, coloured: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -9,15 +11,29 @@ import attrs
 
 from arb_ternary.config.options import Condition, Rule, option, optional, positive
 from arb_ternary.errors import DataError
-from arb_ternary_text.data.memmap import open_tokens
+from arb_ternary_text.data.memmap import TokenFile, open_tokens
+from arb_ternary_text.data.mixture import MixtureSource
+from arb_ternary_text.data.prepare import TOKENIZER, TOKENS, read_index
 from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
-from arb_ternary_text.data.tokenizers import IdTokenizer, build_tokenizer
+from arb_ternary_text.data.tokenizers import (
+    IdTokenizer,
+    Tokenizer,
+    build_tokenizer,
+    load_tokenizer,
+)
 
 #: Not ``characters``: these are taken from a training text, and token files have none.
 _written_tokenizer: Final = Rule(
     "bytes or the path of a .json or .model file",
     lambda value: value == "bytes" or value.endswith((".json", ".model")),
     {"anyOf": [{"const": "bytes"}, {"pattern": r"\.(json|model)$"}]},
+)
+
+
+_shares: Final = Rule(
+    "a mapping of folders to positive numbers",
+    lambda value: all(math.isfinite(share) and share > 0 for share in value.values()),
+    {"additionalProperties": {"type": "number", "exclusiveMinimum": 0}},
 )
 
 
@@ -28,7 +44,16 @@ class TokensConfig:
     Paths are relative to the working directory.
     """
 
-    train: str = option(help="token file for training, .bin or .npy")
+    train: str | None = option(
+        None,
+        "token file for training, .bin or .npy, or a folder that `arb data prepare` has made",
+    )
+    mixture: Mapping[str, float] = option(
+        factory=dict,
+        help="instead of `train`: folders of `arb data prepare`, each with its share of the "
+        "samples; the shares are relative to their sum",
+        validator=_shares,
+    )
     validation: str | None = option(None, "token file for validation, .bin or .npy")
     validation_fraction: float | None = option(
         None,
@@ -56,10 +81,20 @@ class TokensConfig:
     )
 
     def __attrs_post_init__(self) -> None:
+        if (self.train is None) == (not self.mixture):
+            given = "neither was given" if self.train is None else "both were given"
+            raise ValueError(f"give either train or mixture: {given}")
+        if self.mixture and self.validation is not None:
+            raise ValueError("a mixture keeps validation_fraction of each folder for validation")
         if self.validation is not None and self.validation_fraction is not None:
             raise ValueError(
                 "validation and validation_fraction exclude each other: give one of them"
             )
+        knows_ids = self.tokenizer is not None or self.vocabulary_size is not None
+        if self.is_prepared:
+            if knows_ids:
+                raise ValueError("the folder has its tokenizer: leave out what says the ids")
+            return
         if (self.tokenizer is None) == (self.vocabulary_size is None):
             given = "neither was given" if self.tokenizer is None else "both were given"
             raise ValueError(f"give either tokenizer or vocabulary_size: {given}")
@@ -74,17 +109,25 @@ class TokensConfig:
     @property
     def raw_files(self) -> list[str]:
         """The files that are nothing but integers."""
-        paths = [self.train] if self.validation is None else [self.train, self.validation]
+        paths = [path for path in (self.train, self.validation) if path is not None]
         return [path for path in paths if path.endswith(".bin")]
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the tokens are in folders that know their tokenizer."""
+        return self.train is None or not self.train.endswith((".bin", ".npy"))
 
-def build(config: TokensConfig) -> StreamSource:
+
+def build(config: TokensConfig) -> StreamSource | MixtureSource:
     """Build the data source of ``config``.
 
     Raises:
         DataError: a file is missing, empty or not a token file; its path comes first.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
+    if config.is_prepared:
+        return _build_prepared(config)
+    assert config.train is not None  # the config's own rule
     if config.tokenizer is not None:
         tokenizer = build_tokenizer(config.tokenizer)
     else:
@@ -110,3 +153,38 @@ def build(config: TokensConfig) -> StreamSource:
     train = open_tokens(config.train, size, dtype=config.dtype, last=cut)
     validation = open_tokens(config.train, size, dtype=config.dtype, first=cut)
     return StreamSource("tokens", tokenizer, train, validation)
+
+
+def _build_prepared(config: TokensConfig) -> StreamSource | MixtureSource:
+    """Build the data source of one or several prepared folders."""
+    if config.validation is not None:
+        assert config.train is not None
+        tokenizer, train = _open_folder(config.train)
+        other, validation = _open_folder(config.validation)
+        if other.to_json() != tokenizer.to_json():
+            raise DataError(f"{config.validation}: it has another tokenizer than {config.train}")
+        return StreamSource("tokens", tokenizer, train, validation)
+
+    folders = dict(config.mixture) if config.train is None else {config.train: 1.0}
+    parts: list[StreamSource] = []
+    for folder in folders:
+        tokenizer, stream = _open_folder(folder)
+        if parts and tokenizer.to_json() != parts[0].tokenizer.to_json():
+            raise DataError(f"{folder}: it has another tokenizer than {next(iter(folders))}")
+        cut = len(stream) - round(len(stream) * (config.validation_fraction or DEFAULT_FRACTION))
+        if not 0 < cut < len(stream):
+            raise DataError(
+                f"{folder}: {len(stream)} tokens are too few to keep a share of them for validation"
+            )
+        parts.append(StreamSource("tokens", tokenizer, stream[:cut], stream[cut:]))
+    if len(parts) == 1:
+        return parts[0]
+    return MixtureSource("tokens", tuple(parts), tuple(folders.values()))
+
+
+def _open_folder(folder: str) -> tuple[Tokenizer, TokenFile]:
+    """Return tokenizer and tokens of a prepared folder."""
+    path = Path(folder)
+    found = read_index(path)
+    tokenizer = load_tokenizer(path / TOKENIZER)
+    return tokenizer, open_tokens(path / TOKENS, tokenizer.vocabulary_size, dtype=found.dtype)

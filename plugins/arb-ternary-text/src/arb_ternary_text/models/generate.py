@@ -222,14 +222,13 @@ class CachedReader:
     def read(self, ids: list[int]) -> Tensor:
         """Read more ids; return the logits ``[V]`` of the next token."""
         context = self._model.max_length
-        if self._model.sliding_window is None:
-            if len(self.seen) + len(ids) > context:
-                # A long prompt fills all of the context; later half of it stays free for new
-                # tokens.
-                kept = max(1, context // 2) if self.seen else context
-                ids = [*self.seen, *ids][-kept:]
-                self.seen = []
-                self._cache = self._new_cache()
+        if self._model.sliding_window is None and len(self.seen) + len(ids) > context:
+            # A long prompt fills all of the context; later half of it stays free for new
+            # tokens.
+            kept = max(1, context // 2) if self.seen else context
+            ids = [*self.seen, *ids][-kept:]
+            self.seen = []
+            self._cache = self._new_cache()
         self.seen += ids
         for first in range(0, len(ids), context):
             logits_V = self._forward(ids[first : first + context])
