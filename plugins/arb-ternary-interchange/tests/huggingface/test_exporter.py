@@ -69,6 +69,7 @@ def test_config_json_says_what_transformers_reads(
     assert {key: config[key] for key in expected} == expected
     assert "quantization_config" not in config
     assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",

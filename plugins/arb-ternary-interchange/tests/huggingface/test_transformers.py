@@ -90,6 +90,34 @@ def test_dense_ternary_logits_are_those_of_int8_with_any_groups(
     assert divergence(ours(model), logits(folder)) <= 2e-4
 
 
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("packed", None), ("dense_w1a8", None), ("dense_w1a8", "float32")],
+)
+def test_dtypes_load_unless_the_card_says_otherwise(
+    tmp_path: Path,
+    make_decoder: Make,
+    export: Export,
+    divergence: Divergence,
+    layout: str,
+    dtype: str | None,
+) -> None:
+    model = make_decoder(architecture="llama", group_size="tensor", scale_rule="frozen")
+    folder = export(model, tmp_path / "out", layout=layout, dtype=dtype)
+    card = (folder / "README.md").read_text()
+    assert f"`{layout}`" in card
+    assert 'from_pretrained(folder, dtype="auto")' in card
+    assert divergence(ours(model), logits(folder, dtype="auto")) <= 2e-4
+    if "Other dtypes fail in the first forward pass" in card:
+        assert "in bfloat16, the\ndtype of the file" in card
+        with pytest.raises(RuntimeError, match="same dtype"):
+            logits(folder, dtype=torch.float32)
+    else:
+        assert "Any other `dtype` works too" in card
+        for other in (torch.float32, torch.bfloat16):
+            assert divergence(ours(model), logits(folder, dtype=other)) <= 2e-4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "arcee", "bitnet"])
 def test_biases_and_rotary_factors_are_computed_there_too(

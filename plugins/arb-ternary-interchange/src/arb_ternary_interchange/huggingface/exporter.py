@@ -14,6 +14,7 @@ from torch import nn
 
 from arb_ternary.errors import ArbError, ConfigError, UsageProblem
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weight
+from arb_ternary_interchange.huggingface.card import model_card
 from arb_ternary_interchange.huggingface.packing import TRITS_PER_BYTE
 from arb_ternary_interchange.huggingface.tensors import HEAD, FileTensors
 from arb_ternary_interchange.huggingface.tokenizer_files import write_tokenizer
@@ -25,7 +26,9 @@ from arb_ternary_train.durable import flush
 
 
 class HfExporter:
-    """Writes ``config.json``, ``generation_config.json``, the weights and the tokenizer's files."""
+    """Writes ``config.json``, ``generation_config.json``, the weights, the tokenizer's files and a
+    ``README.md``.
+    """
 
     writes_accumulators = False
 
@@ -95,6 +98,9 @@ class HfExporter:
         _write_json(folder / "config.json", config)
         generation = {"bos_token_id": None, "eos_token_id": None, "do_sample": True}
         _write_json(folder / "generation_config.json", generation)
+        name = str(metadata.get("name", "model"))
+        card = model_card(name, config["architectures"][0], layout, dtype)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _float_modules(self, model: Decoder) -> list[str]:
         """Return the linears that transformers leaves as they are: the head, or none."""
