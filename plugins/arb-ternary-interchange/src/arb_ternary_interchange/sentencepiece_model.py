@@ -45,7 +45,8 @@ class SentencePieceModel:
         pieces: piece of each id.
         algorithm: :data:`UNIGRAM`, :data:`BPE`, or another.
         roles: id of the pieces ``unk``, ``bos``, ``eos`` and ``pad``; negative if there is none.
-        characters: the compiled table by which characters are replaced first.
+        table: name of the rules by which characters are replaced first.
+        characters: these rules, compiled.
         prefix: whether a space is put before a text.
         strips: whether spaces at the ends and runs of them are dropped.
         escapes: whether spaces become U+2581.
@@ -54,6 +55,7 @@ class SentencePieceModel:
     pieces: list[Piece] = field(factory=list)
     algorithm: int = UNIGRAM
     roles: dict[str, int] = field(factory=lambda: {"unk": 0, "bos": 1, "eos": 2, "pad": -1})
+    table: str = ""
     characters: bytes = b""
     prefix: bool = True
     strips: bool = True
@@ -142,7 +144,9 @@ def _read_trainer(model: SentencePieceModel, data: bytes) -> None:
 
 def _read_normaliser(model: SentencePieceModel, data: bytes) -> None:
     for number, value in _fields(data):
-        if number == 2 and isinstance(value, bytes):
+        if number == 1 and isinstance(value, bytes):
+            model.table = value.decode("utf-8")
+        elif number == 2 and isinstance(value, bytes):
             model.characters = value
         elif number == 3:
             model.prefix = bool(value)

@@ -111,6 +111,14 @@ def test_transformers_gives_the_ids_of_sentencepiece(
     assert again.encode(TEXTS[3]) == processor.EncodeAsIds(TEXTS[3])
 
 
+def test_other_rules_for_characters_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "rules.tsv"
+    table.write_text("41\t62\n78 79\t7A\n")  # A to b, xy to z
+    content = trained(model_type="bpe", byte_fallback=True, normalization_rule_tsv=str(table))
+    with pytest.raises(ConfigError, match="it replaces characters by rules of its own"):
+        write_tokenizer(tmp_path, state_of(content), 32)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_control_pieces_are_special_tokens_with_their_roles(tmp_path: Path) -> None:
     from transformers import AutoTokenizer

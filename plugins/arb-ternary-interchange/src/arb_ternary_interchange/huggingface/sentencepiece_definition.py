@@ -25,6 +25,8 @@ from arb_ternary_text.data.file_tokenizers import FileTokenizer, SentencePieceTo
 _SPACE: Final = "\u2581"
 #: A character that is in no text (Unicode reserves it for programs).
 _BREAK: Final = "\U0010ffff"
+#: Rules of sentencepiece that replace characters; all compose letters and marks as NFC does.
+_TABLES: Final = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf")
 #: Marks of Hebrew and Arabic whose order NFC changes and sentencepiece does not.
 _VOWELS: Final = (
     r"[\x{591}-\x{5bd}\x{5bf}-\x{5c7}\x{610}-\x{61a}\x{64b}-\x{652}\x{656}-\x{65f}\x{670}]"
@@ -73,33 +75,32 @@ def tokenizer_definition(model: SentencePieceModel, content: bytes) -> dict[str,
         raise _refused("it is a sentencepiece model of words or characters")
     if model.has_kind(TokenKind.UNUSED):
         raise _refused("it is a sentencepiece model with unused pieces")
+    if model.characters and model.table not in _TABLES:
+        raise _refused(f"it replaces characters by rules of its own ({model.table!r})")
     special = [
         (number, piece.text)
         for number, piece in enumerate(model.pieces)
         if piece.kind in (TokenKind.CONTROL, TokenKind.UNKNOWN)
     ]
+    definition = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special_token(number, text) for number, text in special],
+        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
+        "pre_tokenizer": _pre_tokenizer(model),
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": _decoders(model)},
+        "model": _bpe(model) if model.algorithm == BPE else _unigram(model),
+    }
     wanted = SentencePieceTokenizer.from_bytes(content)
-    # Whether a table of characters composes is found by trying.
-    for composes in (True, False) if model.characters else (False,):
-        definition = {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [_special_token(number, text) for number, text in special],
-            "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, composes)},
-            "pre_tokenizer": _pre_tokenizer(model),
-            "post_processor": None,
-            "decoder": {"type": "Sequence", "decoders": _decoders(model)},
-            "model": _bpe(model) if model.algorithm == BPE else _unigram(model),
-        }
-        found = FileTokenizer(json.dumps(definition))
-        different = _first_difference(wanted, found, _probes(model, [text for _, text in special]))
-        if different is None:
-            return definition
-    raise _refused(
-        f"the text {different!r} would be {found.encode(different)} instead of "
-        f"{wanted.encode(different)}"
-    )
+    found = FileTokenizer(json.dumps(definition))
+    for text in _probes(model, [text for _, text in special]):
+        right = wanted.encode(text)
+        ids = found.encode(text)
+        if ids != right:
+            raise _refused(f"the text {text!r} would be {ids} instead of {right}")
+    return definition
 
 
 def special_roles(model: SentencePieceModel) -> dict[str, str]:
@@ -117,12 +118,6 @@ def _refused(what: str) -> ConfigError:
         "Export without it: `-o tokenizer=false`. Sentencepiece models of the types bpe and "
         "unigram have a form there, others do not.",
     )
-
-
-def _first_difference(
-    wanted: SentencePieceTokenizer, found: FileTokenizer, texts: Iterator[str]
-) -> str | None:
-    return next((text for text in texts if wanted.encode(text) != found.encode(text)), None)
 
 
 def _probes(model: SentencePieceModel, special: list[str]) -> Iterator[str]:
@@ -152,26 +147,20 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
-def _normalizers(model: SentencePieceModel, composes: bool) -> list[dict[str, Any]]:
-    """Return the steps that change a text before it is cut into pieces.
-
-    Args:
-        model: the model.
-        composes: whether the table of characters composes letters and marks as NFC does.
-    """
+def _normalizers(model: SentencePieceModel) -> list[dict[str, Any]]:
+    """Return the steps that change a text before it is cut into pieces."""
     steps: list[dict[str, Any]] = []
     if model.characters:
         table = b64encode(model.characters).decode("ascii")
-        compose = [{"type": "NFC"}] if composes else []
+        compose = {"type": "NFC"}
         # "Precompiled" looks letters up together with their marks and drops what it does not find.
         # So letters are composed first, and what is left is kept apart.
-        if composes:
-            steps.append(_replace(f"(?<={_VOWELS})(?={_VOWELS})", _BREAK))
-        steps += [
-            *compose,
+        steps = [
+            _replace(f"(?<={_VOWELS})(?={_VOWELS})", _BREAK),
+            compose,
             _replace(_CONTINUED, _BREAK),
             {"type": "Precompiled", "precompiled_charsmap": table},
-            *compose,
+            compose,
             _replace(_BREAK, ""),
         ]
     if model.strips:
