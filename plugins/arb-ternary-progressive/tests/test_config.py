@@ -221,7 +221,7 @@ def test_contradictions_name_the_option(options: dict[str, object], message: str
 @pytest.mark.parametrize(
     ("options", "named", "reason"),
     [
-        ({"time_per_stack": 2}, "time_per_stack", "'stack_time_mapping' is linear"),
+        ({"time_per_stack": 2}, "time_per_stack", "it belongs to 'stack_time_mapping'"),
         ({"time_embedding_dim": 8}, "time_embedding_dim", "time is the place of a stack"),
         ({"time_encoding_type": "learned"}, "time_encoding_type", "time is the place of a stack"),
         ({"time_sampling": "sample"}, "time_sampling", "time is the place of a stack"),

@@ -376,7 +376,15 @@ class GrowthConfig:
         100,
         "time steps that a stack covers",
         validator=at_least_one,
-        active_when=(when("stack_time_mapping", "time_per_stack"), _time_is_depth),
+        active_when=(
+            when(
+                "stack_time_mapping",
+                "time_per_stack",
+                reason="it belongs to 'stack_time_mapping': time_per_stack, and the mapping is "
+                "another",
+            ),
+            _time_is_depth,
+        ),
     )
     num_time_steps: int = option(
         8, "number of time steps", validator=at_least_one, largest=MAX_TIME_STEPS
