@@ -73,7 +73,7 @@ BUILDING_BLOCKS = (
     ("The training loop", "arb_ternary_train.loop", ("TrainingLoop",)),
     ("Results of a step", "arb_ternary_train.step", ("StepReport", "Skip", "StepResult")),
     ("A state to return to", "arb_ternary_train.loop_state", ("Snapshot",)),
-    ("Texts", "arb_ternary_text.data.files", ("Text", "text_source", "split_source")),
+    ("Texts", "arb_ternary_text.data.files", ("Text", "read_utf8", "text_source", "split_source")),
     ("Batches", "arb_ternary_text.data.loader", ("SampledBatches",)),
     ("Loading plugins", "arb_ternary.plugins.manager", ("manager", "reset_manager", "Plugins")),
     ("The torch backend", "arb_ternary.backends.reference", ("pack", "unpack")),
@@ -134,7 +134,9 @@ def hooks_page() -> str:
         prose(inspect.getdoc(hookspecs) or ""),
         f"A hook module declares `ARB_API_VERSION = {API_VERSION}` and marks its implementations "
         "with `arb_ternary.hookimpl`. An implementation takes any subset of the arguments, by "
-        "name. `arb plugins hooks` prints this list.",
+        "name. `arb plugins hooks` prints this list. The types are in `arb_ternary.specs`, "
+        "`arb_ternary.protocols.runs`, `arb_ternary.backends.select`, `collections.abc`, `types` "
+        "and `typing`.",
     ]
     for group, (title, text) in titles.items():
         parts.append(f"## {title}\n\n{text}")
