@@ -26,7 +26,7 @@ from arb_ternary_text.data.tokenizers import (
     load_tokenizer,
 )
 from arb_ternary_text.data.tokens import TokensConfig, build
-from arb_ternary_text.data.train_tokenizer import train_bpe, write_tokenizer
+from arb_ternary_text.data.train_tokenizer import CHATML, train_bpe, write_tokenizer
 
 TEXTS = ["first", "second é", "first", "  ", "third\nline"]
 BYTES = LanguageTokenizer(
@@ -267,5 +267,9 @@ def test_a_trained_tokenizer_merges_what_is_frequent(tmp_path: Path) -> None:
     for text in ("Grüße → 🙂", "<|end|>"):
         assert loaded.decode(loaded.encode(text)) == text
     assert loaded.encode("<|end|>") == [0]
+    chat = train_bpe(corpus, 300, chat=True)
+    assert chat.encode("<|im_start|>") == [1]
+    assert chat.special.eos == (2, 0)
+    assert chat.special.chat_template == CHATML
     with pytest.raises(UsageProblem, match="is less than 256 bytes"):
         train_bpe(corpus, 257, ["<|end|>", "<|more|>"])

@@ -144,6 +144,11 @@ def prepare(
     help="A control token; the first one ends documents. Repeatable.",
 )
 @click.option(
+    "--chat",
+    is_flag=True,
+    help="Add the control tokens and the template of ChatML, for a model that will chat.",
+)
+@click.option(
     "--column",
     default="text",
     show_default=True,
@@ -157,6 +162,7 @@ def train_tokenizer(
     vocabulary_size: int,
     out: Path,
     special: tuple[str, ...],
+    chat: bool,
     column: str,
     separator: str | None,
 ) -> None:
@@ -170,7 +176,7 @@ def train_tokenizer(
     if out.exists():
         raise UsageProblem(f"{out}: exists already", "Choose another name.")
     corpus = Corpus(find_documents(sources), column, separator)
-    tokenizer = train_bpe(corpus, vocabulary_size, special)
+    tokenizer = train_bpe(corpus, vocabulary_size, special, chat=chat)
     write_tokenizer(tokenizer, out)
     click.echo(f"{out}: {tokenizer.vocabulary_size:,} ids")
 

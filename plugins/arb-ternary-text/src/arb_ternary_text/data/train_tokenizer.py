@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
 from arb_ternary.plugins.discovery import install_command
@@ -14,9 +15,23 @@ from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.special_tokens import SpecialTokens
 from arb_ternary_text.data.tokenizers import LanguageTokenizer
 
+#: Control tokens of ChatML: the end of a text, and the beginning and end of a message.
+CHAT_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+#: The chat template ChatML.
+CHATML: Final = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
 
 def train_bpe(
-    corpus: Corpus, vocabulary_size: int, special: Sequence[str] = ("<|endoftext|>",)
+    corpus: Corpus,
+    vocabulary_size: int,
+    special: Sequence[str] = ("<|endoftext|>",),
+    *,
+    chat: bool = False,
 ) -> LanguageTokenizer:
     """Return a byte-level BPE (Sennrich et al., 2016) whose merges are learned from ``corpus``.
 
@@ -27,11 +42,15 @@ def train_bpe(
         corpus: the documents.
         vocabulary_size: largest number of ids: 256 bytes, the control tokens and merges.
         special: texts of the control tokens, at least one.
+        chat: add the control tokens of ChatML that are missing, and its template; a message's end
+            ends an answer.
 
     Raises:
         UsageProblem: there is no room for bytes and control tokens, or one occurs twice.
         EnvironmentProblem: the package ``tokenizers`` is not installed.
     """
+    if chat:
+        special = [*special, *(token for token in CHAT_TOKENS if token not in special)]
     if len(set(special)) != len(special) or not all(special):
         raise UsageProblem("--special: control tokens must be different, and not empty")
     if vocabulary_size < 256 + len(special):
@@ -57,7 +76,11 @@ def train_bpe(
     )
     texts = (document.text for document in corpus.documents(Place()))
     tokenizer.train_from_iterator(texts, trainer)
-    return LanguageTokenizer(FileTokenizer(tokenizer.to_str()), SpecialTokens(eos=(0,)))
+    known = SpecialTokens(eos=(0,), pad=0)
+    if chat:
+        end = tokenizer.token_to_id(CHAT_TOKENS[-1])
+        known = SpecialTokens(eos=(end, 0), pad=0, chat_template=CHATML)
+    return LanguageTokenizer(FileTokenizer(tokenizer.to_str()), known)
 
 
 def write_tokenizer(tokenizer: LanguageTokenizer, path: Path) -> None:
