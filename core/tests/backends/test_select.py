@@ -128,10 +128,7 @@ def test_auto_takes_the_highest_usable_priority(install_plugin, log, value):
         (("old", "the kernel library is too old"), ("slow", "priority 5"), ("torch", "priority 0")),
         "highest priority (30), a fake",
     )
-    assert log.messages == [
-        "backend fast on cpu, auto: highest priority (30), a fake; "
-        "not old: the kernel library is too old; not slow: priority 5; not torch: priority 0"
-    ]
+    assert log.messages == ["backend fast on cpu, auto; why: arb backends explain"]
 
 
 def test_auto_takes_a_last_resort_only_after_every_other_backend(install_plugin):
@@ -196,7 +193,7 @@ class Opinion:
         return self.choice and ("judge", self.choice)
 
 
-def test_an_observer_of_the_run_can_choose_for_auto(install_plugin, log):
+def test_an_observer_of_the_run_can_choose_for_auto(install_plugin):
     install_plugin("fast", backend("fast"))
     install_plugin("old", backend("old", UNUSABLE))
     opinion = Opinion("torch")
@@ -205,10 +202,11 @@ def test_an_observer_of_the_run_can_choose_for_auto(install_plugin, log):
 
     assert opinion.asked == [("auto", ("fast", "torch"))]
     assert selection.name == "torch"
-    assert log.messages == [
-        f"backend torch on cpu, auto: chosen by observer 'judge', {TORCH}; "
-        "not fast: priority 20; not old: the kernel library is too old"
-    ]
+    assert selection.reason == f"chosen by observer 'judge', {TORCH}"
+    assert selection.rejected == (
+        ("fast", "priority 20"),
+        ("old", "the kernel library is too old"),
+    )
 
 
 def test_no_opinion_leaves_the_first_candidate(install_plugin):

@@ -33,7 +33,6 @@ def test_train_prints_audit_loss_baselines_and_speed(
     shown = capsys.readouterr()
     for words in (
         "ternary weights (packed)",
-        "float parameters, trainable",
         "validation loss (nats per token)",
         "unigram entropy of all validation tokens",
         "bigram entropy of all validation tokens",

@@ -130,3 +130,32 @@ def test_the_bar_says_that_it_evaluates(capsys: pytest.CaptureFixture[str]) -> N
     reporter.evaluating(12)
     reporter.stop()
     assert "evaluating: 12 batches done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown", "left_out"),
+    [
+        (40, ("50/100", "━", "left ", "loss 1.5000"), ("standard", "flips")),
+        (80, ("standard", "50/100", "━", "left ", "loss 1.5000", "flips 7"), ("tok/s",)),
+        (110, ("standard", "50/100", "━", "left ", "loss 1.5000", "flips 7", "tok/s 900"), ("…",)),
+    ],
+)
+def test_step_bar_and_time_stay_on_a_narrow_terminal(
+    columns: int,
+    shown: tuple[str, ...],
+    left_out: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    reporter = RichReporter()
+    reporter.start("standard", 100, 0)
+    metrics = {"loss": 1.5, "flips": 7, "rate": 0.1416, "grad_norm": 5.063, "tok/s": 900}
+    reporter.step(50, metrics, log=False)
+    reporter.stop()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert len(line.rstrip()) <= columns
+    for words in shown:
+        assert words in line
+    for words in left_out:
+        assert words not in line

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from arb_ternary.errors import Interrupted
 from arb_ternary_text.data.masking import CausalMasking
@@ -76,7 +77,26 @@ def test_a_run_that_never_evaluates_reports_no_loss(tiny: Any) -> None:
     run, report = tiny.run("run", "phases.0.eval_every=0", "phases.0.eval_batches=8")
     assert events(run) == ["train"] * 8
     assert report.validation_loss is None
-    assert ("validation loss (nats per token)", "not evaluated") in report.rows()
+    assert report.rows()[0] == ("validation loss (nats per token)", "not evaluated")
+    assert not any(name == "evaluated on" for name, _ in report.rows())
+
+
+def test_a_report_leads_with_loss_and_size(tiny: Any) -> None:
+    _, report = tiny.run("run", "phases.0.steps=2", "phases.0.block_size=4")
+    rows = dict(report.rows())
+    names = list(rows)
+    assert names[0] == "validation loss (nats per token)"
+    assert names.index("model size") < names.index("steps")
+    # The text is short: an evaluation of at least 16,384 tokens takes all that are held out.
+    assert rows["evaluated on"] == "all validation tokens"
+    assert evolve(report, validation_share=0.254).rows()[3] == (
+        "evaluated on",
+        "25% of the validation tokens",
+    )
+    stored = {row.what: row.nbytes for row in report.audit.rows}
+    kept = sum(stored.values()) - stored["votes"] - stored["exponent votes"]
+    assert report.audit.model_bytes == kept - stored["control words"]
+    assert all(row[1] != "0" for row in report.audit.table())
 
 
 def test_a_check_of_the_loss_evaluates_where_the_run_does_not(tiny: Any) -> None:

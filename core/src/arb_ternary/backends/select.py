@@ -187,8 +187,7 @@ def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:
             works = other.usable and not other.last_resort
             rejection = f"priority {other.spec.priority}" if works else other.reason
             rejected.append((other.name, rejection))
-    others = "".join(f"; not {name}: {rejection}" for name, rejection in rejected)
-    _log.info("backend %s on %s, auto: %s%s", best.name, request.device, reason, others)
+    _log.info("backend %s on %s, auto; why: arb backends explain", best.name, request.device)
     return Selection(best.name, request.source, tuple(rejected), reason)
 
 

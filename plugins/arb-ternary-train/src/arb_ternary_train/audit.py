@@ -20,6 +20,7 @@ _FROZEN: Final = "float parameters, frozen"
 _FLOAT_BUFFERS: Final = "float buffers"
 _OTHERS: Final = "other integer buffers"
 _PARAMETER_ROWS: Final = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN, _STORED})
+_TRAINING_ROWS: Final = frozenset({"votes", "exponent votes", "control words"})
 #: The kind of a ternary module's buffer, by its name.
 _BUFFERS: Final = {
     "weight": _TERNARY,
@@ -87,9 +88,16 @@ class Audit:
         """Persistent training state in bits per parameter."""
         return 8.0 * self.state_bytes / self.parameters if self.parameters else 0.0
 
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the model alone, without what only training needs."""
+        return sum(row.nbytes for row in self.rows if row.what not in _TRAINING_ROWS)
+
     def table(self) -> list[tuple[str, str, str]]:
-        """Return rows of text: what, elements, bytes. Kinds of the core occur even if zero."""
-        rows = [(row.what, f"{row.elements:,}", f"{row.nbytes:,}") for row in self.rows]
+        """Return rows of text: what, elements, bytes. Kinds that do not occur are left out."""
+        rows = [
+            (row.what, f"{row.elements:,}", f"{row.nbytes:,}") for row in self.rows if row.elements
+        ]
         return [
             *rows,
             ("optimizer state", "", f"{self.optimizer_bytes:,}"),

@@ -72,6 +72,15 @@ def baselines(data: Any, block_size: int) -> Mapping[str, float]:
     return {} if find is None else find(block_size)
 
 
+def held_out_predictions(data: Any, block_size: int) -> int | None:
+    """Return the number of predictions in all held-out samples of ``data``; None if not known.
+
+    A data source that knows it has ``held_out_predictions(block_size)``.
+    """
+    find = getattr(data, "held_out_predictions", None)
+    return None if find is None else int(find(block_size))
+
+
 def attachments(data: Any) -> Mapping[str, Any]:
     """Return what a trained model needs if the data is not at hand, such as names of its ids.
 

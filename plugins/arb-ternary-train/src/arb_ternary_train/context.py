@@ -348,10 +348,14 @@ class TrainingContext:
 
     def evaluate_at_end(self) -> Evaluation:
         """Evaluate on as many predictions as the run was trained on, at least 16,384."""
-        batch_size, block_size = self.shape_to_evaluate
-        predictions = max(self.tokens, _LEAST_AT_END)
-        self.validation = self.evaluate(math.ceil(predictions / (batch_size * block_size)))
+        self.validation = self.evaluate(self.batches_at_end)
         return self.validation
+
+    @property
+    def batches_at_end(self) -> int:
+        """Largest number of batches in the evaluation at the end."""
+        batch_size, block_size = self.shape_to_evaluate
+        return math.ceil(max(self.tokens, _LEAST_AT_END) / (batch_size * block_size))
 
     def held_out_loss(self) -> float:
         """Return the held-out loss at the end of the run; see :meth:`evaluate_at_end`."""

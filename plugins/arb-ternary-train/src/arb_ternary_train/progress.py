@@ -5,6 +5,7 @@ The log file of the run has the same as plain lines with the time.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from arb_ternary_train.directory import open_file, reason_of, write_line
 
 #: Seconds between lines on the progress of an evaluation.
 _EVALUATION_LINES: Final = 5.0
+#: Columns of a terminal from which on the bar is long and has a title.
+_WIDE: Final = 72
 
 
 def format_duration(seconds: float) -> str:
@@ -39,9 +42,9 @@ def format_bytes(number: int) -> str:
     return f"{number} B"
 
 
-def describe(metrics: Mapping[str, Any]) -> str:
-    """Return the numbers of one step as text, in their order."""
-    parts = []
+def describe(metrics: Mapping[str, Any], *, room: float = math.inf) -> str:
+    """Return the numbers of one step as text, in their order, as many as fit into ``room``."""
+    parts: list[str] = []
     for key, value in metrics.items():
         if key == "loss" and isinstance(value, float):
             parts.append(f"loss {value:.4f}")
@@ -49,6 +52,8 @@ def describe(metrics: Mapping[str, Any]) -> str:
             parts.append(f"{key} {value:.4g}")
         else:
             parts.append(f"{key} {value}")
+    while parts and len("  ".join(parts)) > room:
+        parts.pop()
     return "  ".join(parts)
 
 
@@ -185,10 +190,15 @@ class PlainReporter(Silent):
 
 @define
 class RichReporter(Silent):
-    """Shows a progress bar with the numbers of the step; notes scroll above it."""
+    """Shows a progress bar with the numbers of the step; notes scroll above it.
+
+    Step, bar and time come first. The numbers take what is left of the line, and narrow terminals
+    get a shorter bar.
+    """
 
     _progress: Any = None
     _task: Any = None
+    _taken: int = 0
     _open: ExitStack = field(factory=ExitStack)
 
     def start(self, title: str, total: int, done: int) -> None:
@@ -198,20 +208,26 @@ class RichReporter(Silent):
             MofNCompleteColumn,
             Progress,
             TextColumn,
-            TimeElapsedColumn,
             TimeRemainingColumn,
         )
+        from rich.table import Column
 
         Silent.start(self, title, total, done)
+        console = Console(stderr=True)
+        is_wide = console.width >= _WIDE
+        bar = 16 if is_wide else 6
+        # Between columns is a space. The time is mm:ss, from an hour on h:mm:ss.
+        self._taken = bar + 2 * len(str(total)) + len(" / left h:mm:ss ")
+        if is_wide:
+            self._taken += len(title) + 1
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            *([TextColumn("{task.description}")] if is_wide else []),
+            BarColumn(bar_width=bar),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
+            console=console,
             refresh_per_second=4,
         )
         self._open.enter_context(self._progress)
@@ -220,7 +236,8 @@ class RichReporter(Silent):
     def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
         Silent.step(self, done, metrics, log)
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, numbers=describe(metrics))
+            numbers = describe(metrics, room=self._progress.console.width - self._taken)
+            self._progress.update(self._task, completed=done, numbers=numbers)
 
     def evaluating(self, batches: int) -> None:
         if self._progress is not None:

@@ -10,10 +10,11 @@ from attrs import field, frozen
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary_train.audit import Audit, audit
-from arb_ternary_train.capabilities import baselines
+from arb_ternary_train.capabilities import baselines, held_out_predictions
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.evaluate import loss_unit_of, prediction_name
 from arb_ternary_train.linear_state import LinearState, linear_state
+from arb_ternary_train.progress import format_bytes
 from arb_ternary_train.protocols import CheckResult
 
 
@@ -27,6 +28,8 @@ class RunReport:
         tokens: predictions trained on.
         validation_loss: loss of the evaluation at the end, in ``loss_unit``; None if there was
             none.
+        validation_share: share of the held-out samples that the evaluation took; None if there
+            was no evaluation, or if the data source does not say how many there are.
         validation_metrics: means of the masking's scores in the same evaluation.
         baselines: what simple predictors reach on all held-out samples, by name.
         tokens_per_second: training speed of this process, without evaluations and checkpoints; 0
@@ -50,6 +53,7 @@ class RunReport:
     checks: tuple[tuple[str, CheckResult], ...]
     phases: tuple[dict[str, Any], ...]
     validation_metrics: Mapping[str, float] = field(factory=dict)
+    validation_share: float | None = None
     noun: str = "token"
     loss_unit: str = "nats per token"
 
@@ -74,16 +78,24 @@ class RunReport:
         if self.tokens_per_second:
             speed = f"{self.tokens_per_second:,.0f}"
         loss = "not evaluated" if self.validation_loss is None else f"{self.validation_loss:.4f}"
-        rows = [
-            ("steps", f"{self.steps:,}"),
-            (f"{self.noun}s trained on", f"{self.tokens:,}"),
-            (f"{self.noun}s per second", speed),
-            (f"validation loss ({self.loss_unit})", loss),
-        ]
+        rows = [(f"validation loss ({self.loss_unit})", loss)]
         for name, value in self.validation_metrics.items():
             rows.append((f"validation {_words(name)}", f"{value:.4f}"))
         for name, value in self.baselines.items():
             rows.append((f"{_words(name)} of all validation {self.noun}s", f"{value:.4f}"))
+        if self.validation_share is not None:
+            share = f"{self.validation_share:.0%} of the validation {self.noun}s"
+            if self.validation_share == 1:
+                share = f"all validation {self.noun}s"
+            rows.append(("evaluated on", share))
+        size = f"{format_bytes(self.audit.model_bytes)}, {self.audit.parameters:,} parameters"
+        rows += [
+            ("model size", size),
+            ("training state", f"{self.audit.state_bits_per_parameter:.2f} bits per parameter"),
+            ("steps", f"{self.steps:,}"),
+            (f"{self.noun}s trained on", f"{self.tokens:,}"),
+            (f"{self.noun}s per second", speed),
+        ]
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -137,6 +149,11 @@ def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResul
     phases = []
     for choice, result in zip(context.config.phases, context.finished, strict=True):
         phases.append({"name": choice.name, "steps": result.steps, **result.metrics})
+    share = None
+    batch_size, block_size = context.shape_to_evaluate
+    all_predictions = held_out_predictions(context.data, block_size)
+    if validation is not None and all_predictions:
+        share = min(1.0, context.batches_at_end * batch_size * block_size / all_predictions)
     return RunReport(
         directory=str(context.directory),
         steps=context.step,
@@ -149,6 +166,7 @@ def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResul
         checks=tuple(checks),
         phases=tuple(phases),
         validation_metrics={} if validation is None else validation.metrics,
+        validation_share=share,
         noun=prediction_name(context.data),
         loss_unit=loss_unit_of(context.data, context.masking),
     )

@@ -108,6 +108,11 @@ class StreamSource:
             "bigram_entropy": bigram_entropy(seen),
         }
 
+    def held_out_predictions(self, block_size: int) -> int:
+        """Return the number of tokens that a whole evaluation predicts."""
+        windows = window_count(len(self.validation), block_size, "the validation stream")
+        return windows * block_size
+
     def attachments(self) -> Mapping[str, Any]:
         """Return the tokenizer as ``from_json`` reads it."""
         return {"tokenizer": self.tokenizer.to_json()}

@@ -21,7 +21,12 @@ def show_outcome(report: RunReport, *, as_json: bool) -> None:
     if as_json:
         print_json({"directory": report.directory, **report.to_json()})
     else:
-        print_table(("what the model stores", "elements", "bytes"), report.audit.table())
-        click.echo()
         print_table(("run", report.directory), report.rows())
+        click.echo()
+        click.echo(f"The curve:       arb plot {report.directory}")
+        click.echo(f"All data:        arb eval {report.directory}")
+        if report.noun == "token":
+            click.echo(f"Let it write:    arb generate {report.directory}")
+        click.echo()
+        print_table(("what the model stores", "elements", "bytes"), report.audit.table())
     report.raise_failed_checks()
