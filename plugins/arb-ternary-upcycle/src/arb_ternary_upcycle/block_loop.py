@@ -39,7 +39,7 @@ class BlockLoop(JudgedLoop):
     distance_name = "held-out L1"
     #: A block is a small part of the model, and flips harm it more than small steps of its gains.
     votes_decay = 0.25
-    patient = False
+    tolerated = None
 
     def __init__(
         self,

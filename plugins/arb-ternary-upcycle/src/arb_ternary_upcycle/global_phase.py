@@ -81,7 +81,7 @@ class DistillingLoop(JudgedLoop):
 
     votes_decay = 0.5
     #: The divergence may rise for a while and then fall below all before.
-    patient = True
+    tolerated = 1.5
 
     def __init__(
         self, context: TrainingContext, options: GlobalConfig, key: str, teacher: Teacher | None

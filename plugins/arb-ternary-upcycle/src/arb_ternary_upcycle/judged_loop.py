@@ -73,9 +73,9 @@ class JudgedLoop(TrainingLoop, ABC):
     distance_name: str
     #: Factor of the rate of votes whenever the loop goes back.
     votes_decay: float
-    #: Whether the loop goes back only from a state that is worse than its first. Otherwise it does
-    #: from any that is worse than the best.
-    patient: bool
+    #: Multiple of the first distance from which on the loop goes back; None = it goes back from
+    #: every state that is worse than the best.
+    tolerated: float | None
 
     def __init__(
         self,
@@ -141,7 +141,8 @@ class JudgedLoop(TrainingLoop, ABC):
     def _judge(self, best: BestState) -> None:
         distance = self._measure()
         self._take_if_better(best, distance)
-        if distance <= (best.first if self.patient else best.distance):
+        limit = best.distance if self.tolerated is None else self.tolerated * best.first
+        if distance <= limit:
             return
         load_parts(self._part, best.tensors)
         best.lowered += 1
