@@ -61,3 +61,24 @@ def test_a_character_that_the_encoding_lacks_is_escaped(
     assert name in done.stderr
     assert b"Traceback" not in done.stderr
     assert done.returncode == 2
+
+
+def test_a_plugin_that_closes_the_output_is_named(tmp_path: Path) -> None:
+    plugin = tmp_path / "closing.py"
+    plugin.write_text("import sys\nsys.stdout.close()\n")
+    done = shell(f"{ARB} --plugin {plugin} backends list")
+    assert done.stderr.decode() == (
+        f"error: plugin file {plugin} failed: it closes standard output\n"
+    )
+    assert done.returncode == 3
+
+
+def test_an_output_that_was_closed_is_an_error() -> None:
+    done = shell(
+        f"""{sys.executable} -c 'import sys
+from arb_ternary.cli import main
+main.prepare_streams = lambda: sys.stdout.close()
+sys.exit(main.main(["backends", "list"]))'"""
+    )
+    assert done.stderr == b"error: standard output is closed\n"
+    assert done.returncode == 1

@@ -103,6 +103,13 @@ def test_a_plugin_that_cannot_be_imported_is_one_warning(install_plugin, capsys)
     ("source", "reason"),
     [
         ("raise SystemExit(3)", "SystemExit: 3"),
+        ("class Odd(BaseException): ...\nraise Odd('far out')", "Odd: far out"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("import sys\nsys.stdout = None", "it closes standard output"),
+        (
+            "import torch\ntorch.set_default_dtype(torch.float64)",
+            "it changes torch's default dtype from float32 to float64",
+        ),
         ("def f(:", "SyntaxError: invalid syntax (fake_bad.py, line 1)"),
         (HEAD, "it implements no hook (arb_... marked with @arb_ternary.hookimpl)"),
         (
@@ -831,6 +838,7 @@ def test_a_plugin_file_for_another_interface_leaves_no_module(install_plugin, tm
     ("name", "message"),
     [
         ("missing.py", "there is no such plugin file"),
+        ("loop.py", "there is no such plugin file"),
         ("my-plugin.py", "a plugin file is called NAME.py"),
         ("plugin.txt", "a plugin file is called NAME.py"),
         ("json.py", "a module called 'json' exists already"),
@@ -839,7 +847,9 @@ def test_a_plugin_file_for_another_interface_leaves_no_module(install_plugin, tm
 def test_a_path_that_cannot_be_a_plugin_file_is_a_usage_error(
     install_plugin, tmp_path: Path, name, message
 ):
-    if name != "missing.py":
+    if name == "loop.py":
+        (tmp_path / name).symlink_to(name)
+    elif name != "missing.py":
         (tmp_path / name).write_text(GOOD)
 
     with pytest.raises(UsageProblem, match=message) as caught:

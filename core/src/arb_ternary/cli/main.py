@@ -68,6 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"error: {describe_failure(error)}", err=True)
         discard_output()
         return ArbError.exit_code
+    except ValueError:
+        if sys.stdout is None or not sys.stdout.closed:
+            raise
+        # A plugin has closed it.
+        click.echo("error: standard output is closed", err=True)
+        return ArbError.exit_code
     except ArbError as error:
         click.echo(render(error), err=True)
         return error.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -61,13 +62,43 @@ def describe_exception(error: BaseException) -> str:
 
 @contextmanager
 def as_faults() -> Iterator[None]:
-    """Turn whatever the code of a plugin raises, ``sys.exit()`` included, into a PluginFault."""
+    """Turn whatever the code of a plugin raises, ``sys.exit()`` included, into a PluginFault.
+
+    Closing standard output and changing torch's default dtype are faults too. Both are put back,
+    if that is possible.
+    """
+    output = sys.stdout
+    had_output = _has_output()
+    dtype = _default_dtype()
     try:
         yield
-    except PluginFault:
+    except (PluginFault, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise PluginFault(describe_exception(error)) from error
+    finally:
+        changed = _default_dtype()
+        if changed != dtype:
+            torch = sys.modules["torch"]
+            torch.set_default_dtype(getattr(torch, dtype))
+    if changed != dtype:
+        raise PluginFault(f"it changes torch's default dtype from {dtype} to {changed}")
+    if had_output and not _has_output():
+        sys.stdout = output
+        raise PluginFault("it closes standard output")
+
+
+def _has_output() -> bool:
+    """Return whether standard output is open, as far as Python knows."""
+    return sys.stdout is not None and not getattr(sys.stdout, "closed", False)
+
+
+def _default_dtype() -> str:
+    """Return the name of torch's default dtype; the one that torch starts with before an import."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "float32"
+    return str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 class HookManager(pluggy.PluginManager):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -190,7 +191,8 @@ class Plugins:
         """
         from pathlib import Path  # not at start-up: it imports the parser of addresses
 
-        resolved = Path(path).resolve()
+        # Not Path.resolve, which raises RuntimeError for a link that leads to itself.
+        resolved = Path(os.path.realpath(path))
         if resolved in self.files:
             return next(record for record in self.records if record.module == str(resolved))
         try:
