@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from arb_ternary.errors import ArbError
 from arb_ternary_orchestrator.control import ControlFile, SwitchRequest
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.progress import Silent
@@ -63,7 +65,8 @@ def test_removing_a_request_keeps_a_newer_one(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"{", b"[]", b'{"id": 1, "name": "x"}', b'{"id": "x"}', b"\xff\x00\xff"]
+    "content",
+    [b"{", b"[]", b'{"id": 1, "name": "x"}', b'{"id": "x"}', b"\xff\x00\xff", b"[" * 100_000],
 )
 def test_invalid_request_is_removed_and_reported(content: bytes, tmp_path: Any) -> None:
     control = ControlFile(tmp_path)
@@ -71,6 +74,14 @@ def test_invalid_request_is_removed_and_reported(content: bytes, tmp_path: Any) 
     with pytest.raises(ValueError, match=r"orchestrator_control\.json: not a request to switch"):
         control.read()
     assert control.read() is None
+
+
+@pytest.mark.parametrize("target", ["/dev/full", ".", "orchestrator_control.json"])
+def test_a_control_file_that_is_no_file_is_named(target: str, tmp_path: Path) -> None:
+    control = ControlFile(tmp_path)
+    control.path.symlink_to(target)
+    with pytest.raises(ArbError, match=r"orchestrator_control\.json: (is not a file|cannot be op)"):
+        control.read()
 
 
 def test_requested_switch_saves_a_checkpoint(

@@ -138,6 +138,15 @@ def run_with(
     return run.path
 
 
+@pytest.mark.parametrize("line", [{}, {**DECISIONS[0], "to": None}, {"step": "\ud800"}])
+def test_a_damaged_decision_is_named(arb: Arb, tmp_path: Path, line: dict[str, Any]) -> None:
+    line.pop("to", None)
+    run = run_with(tmp_path, [DECISIONS[0], line], 2000)
+    code, output = arb("orchestrator", "explain", run)
+    assert code == 1
+    assert "orchestrator_decisions.jsonl:2: the file is damaged: " in output
+
+
 def test_explain_prints_tables_and_a_summary(arb: Arb, tmp_path: Path) -> None:
     run = run_with(tmp_path, DECISIONS, 2000)
     code, output = arb("orchestrator", "explain", run)

@@ -15,7 +15,7 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary_orchestrator.report import orchestrators_in
 from arb_ternary_orchestrator.strategies.lookup import find_strategy, strategies_named
-from arb_ternary_train.directory import RunDirectory, write_json
+from arb_ternary_train.directory import RunDirectory, check_regular, write_json
 from arb_ternary_train.loading import load_config
 
 CONTROL_FILE: Final = "orchestrator_control.json"
@@ -51,7 +51,9 @@ class ControlFile:
 
         Raises:
             ValueError: the file was no request, and has been removed.
+            ArbError: something else than a file is there.
         """
+        check_regular(self.path)
         try:
             content = json.loads(self.path.read_bytes())
             request = SwitchRequest(content["id"], content["name"])
@@ -59,7 +61,7 @@ class ControlFile:
                 raise TypeError("id and name are texts")
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.path.unlink(missing_ok=True)
             raise ValueError(
                 f"{self.path}: not a request to switch ({error}); removed. Write one with: arb "

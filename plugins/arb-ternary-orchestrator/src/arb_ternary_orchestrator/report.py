@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import asdict, frozen
 
 from arb_ternary.config.yaml_document import read_yaml
-from arb_ternary.errors import UsageProblem
+from arb_ternary.errors import ArbError, UsageProblem
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.durable import replacing
 from arb_ternary_train.metrics import MetricsWriter, read_metrics, to_line
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 DECISIONS_FILE: Final = "orchestrator_decisions.jsonl"
+#: What is read of every decision.
+_KEYS: Final = (
+    "step",
+    "from",
+    "to",
+    "reason",
+    "metric",
+    "value",
+    "candidates",
+    "steps_spent",
+    "seconds",
+)
 
 Row = Sequence[object]
 
@@ -32,10 +44,15 @@ def read_decisions(directory: Path) -> list[dict[str, Any]]:
     """Read the decisions of the run in ``directory``, in order; empty if nothing was decided.
 
     Raises:
-        ArbError: a line before the last is not a JSON object.
+        ArbError: a line before the last is not a decision.
     """
     path = directory / DECISIONS_FILE
-    return read_metrics(path) if path.exists() else []
+    records = read_metrics(path) if path.exists() else []
+    for number, record in enumerate(records, start=1):
+        missing = [key for key in _KEYS if key not in record]
+        if missing:
+            raise ArbError(f"{path}:{number}: the file is damaged: {missing[0]!r} is missing")
+    return records
 
 
 # --- while a run trains
