@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from arb_ternary.errors import ArbError
 from arb_ternary_interchange.huggingface.importer import HfImporter
+from arb_ternary_interchange.huggingface.json_file import read_object
 from arb_ternary_interchange.huggingface.model import HfModel
 from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.safetensors.shards import INDEX_NAME, SINGLE_NAME, write_shards
@@ -355,3 +356,12 @@ def test_a_tensor_of_the_file_is_read_alone(
     assert isinstance(first, torch.Tensor)
     assert isinstance(second, torch.Tensor)
     assert first.data_ptr() != second.data_ptr()
+
+
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / INDEX_NAME
+    file.write_text('{"weight_map": {"a": "\\ud800.safetensors"}}')
+    with pytest.raises(ArbError, match=r"index\.json: is not JSON: .*surrogates not allowed"):
+        read_object(file)
+    file.write_text('{"\\ud83d\\ude00": 1}')
+    assert read_object(file) == {"\N{GRINNING FACE}": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,8 @@ from arb_ternary.errors import DataError
 #: Largest ``config.json`` and its like; those of published models have a few thousand bytes.
 MAX_CONFIG_BYTES: Final = 1 << 20
 
+#: An escape of half of a surrogate pair.
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _MISSING: Final = object()
 
 
@@ -69,7 +72,10 @@ def read_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     text = read_text(path, limit)
     try:
         found = json.loads(text, object_pairs_hook=unique)
-    # ValueError: the parser's; RecursionError: nested too deeply for it.
+        if _SURROGATE.search(text):
+            # Half of a pair is no character, and nothing can print or open it.
+            json.dumps(found, ensure_ascii=False).encode()
+    # ValueError: the parser's and the encoder's; RecursionError: nested too deeply for it.
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict):
