@@ -18,10 +18,12 @@ RESULTS := plugins/arb-ternary-bench/results
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it. The config leaves
 # the backend open, and the native one goes before torch's where it could be built: `make demo COMPILER=` builds none.
 demo: $(VENV)/runtime
+	@echo "The demo trains for about seven minutes on two cores; Ctrl-C saves, and make demo continues."
 	$(if $(COMPILER),@$(MAKE) --no-print-directory $(VENV)/native || echo "$(UNBUILT)",@echo "$(ABSENT)")
 	$(BIN)/arb train docs/examples/demo.yaml --run-dir $(RUN) --resume
 	$(BIN)/arb plot $(RUN) --output $(RUN)/loss.png
 	$(BIN)/arb generate $(RUN) --prompt "MACBETH." --max-new-tokens 400 --temperature 0.8 --top-p 0.9 --seed 0
+	@echo "To use arb here: . $(BIN)/activate"
 
 test: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not interpreted and not extended"
