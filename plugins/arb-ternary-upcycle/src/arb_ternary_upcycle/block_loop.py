@@ -40,6 +40,8 @@ class BlockLoop(JudgedLoop):
     #: A block is a small part of the model, and flips harm it more than small steps of its gains.
     votes_decay = 0.25
     tolerated = None
+    #: They would turn trits soon after, in the next phase, whose loss is another.
+    drops_votes = True
 
     def __init__(
         self,

@@ -82,6 +82,7 @@ class DistillingLoop(JudgedLoop):
     votes_decay = 0.5
     #: The divergence may rise for a while and then fall below all before.
     tolerated = 1.5
+    drops_votes = False
 
     def __init__(
         self, context: TrainingContext, options: GlobalConfig, key: str, teacher: Teacher | None

@@ -11,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from attrs import asdict, define, field
 from torch import Tensor, nn
 
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.loop_state import copied
@@ -42,6 +44,7 @@ class BestState:
         step: step of the loop after which it was reached.
         lowered: how often the rates have been lowered.
         tensors: the state dict of the part that learns.
+        start: the same before the first step; empty unless the loop needs it.
     """
 
     first: float
@@ -49,6 +52,7 @@ class BestState:
     step: int = 0
     lowered: int = 0
     tensors: dict[str, Tensor] = field(factory=dict, repr=False)
+    start: dict[str, Tensor] = field(factory=dict, repr=False)
 
 
 class JudgedLoop(TrainingLoop, ABC):
@@ -76,6 +80,8 @@ class JudgedLoop(TrainingLoop, ABC):
     #: Multiple of the first distance from which on the loop goes back; None = it goes back from
     #: every state that is worse than the best.
     tolerated: float | None
+    #: Whether votes that have turned no trit are dropped at the end.
+    drops_votes: bool
 
     def __init__(
         self,
@@ -104,6 +110,8 @@ class JudgedLoop(TrainingLoop, ABC):
         if self._judged and self.best is None:
             first = self._measure()
             self.best = BestState(first, first, tensors=self._tensors())
+            if self.drops_votes:
+                self.best.start = self.best.tensors
         report = super().train_microbatch()
         if report is None or self.best is None or not self._finds_rates:
             return report
@@ -125,6 +133,8 @@ class JudgedLoop(TrainingLoop, ABC):
         put_back = distance != best.distance
         if put_back:
             load_parts(self._part, best.tensors)
+        if self.drops_votes:
+            self._drop_votes(best)
         values = {
             "step": run_step,
             "of": self._title,
@@ -159,6 +169,21 @@ class JudgedLoop(TrainingLoop, ABC):
             best.distance = distance
             best.step = self.step
             best.tensors = self._tensors()
+
+    @torch.no_grad()
+    def _drop_votes(self, best: BestState) -> None:
+        """Give every trit that has not changed the accumulator that it began with."""
+        end = self._tensors()
+        trits = {module: module.trits().clone() for _, module in ternary_modules(self._part)}
+        votes = {module: module.logical_votes().clone() for module in trits}
+        load_parts(self._part, best.start)
+        first = {
+            module: torch.where(trits[module] == module.trits(), module.logical_votes(), own)
+            for module, own in votes.items()
+        }
+        load_parts(self._part, end)
+        for module, own in first.items():
+            module.set_votes(own)
 
     def _measure(self) -> float:
         with evaluation_mode(self.model):

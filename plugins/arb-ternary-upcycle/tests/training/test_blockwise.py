@@ -66,7 +66,7 @@ def update_of_attention(model: Decoder, block: int, x: Tensor) -> Tensor:
 def test_only_the_block_in_training_changes(tiny: Any, target: str, part: str) -> None:
     run, _ = tiny.run(
         "run",
-        tiny.phase("blockwise", steps=4, distill_target=target),
+        tiny.phase("blockwise", steps=4, distill_target=target, probe_tokens=0),
         "checkpoint={every: 1, keep: 9}",
     )
     model: Any = build_parts(tiny.config()).model

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arb_ternary.errors import Interrupted
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_train.restore import load_run
 from arb_ternary_upcycle import stages
 
@@ -76,6 +77,14 @@ def test_no_block_ends_farther_than_its_projection(tiny: Any, projected: Any) ->
         "and floats at 0.5 of" in note
         for note in notes
     )
+    # Votes that have turned no trit are dropped.
+    before, after = (
+        dict(ternary_modules(load_run(run.path, accumulators=True).model))
+        for run in (projected, judged)
+    )
+    for name, module in before.items():
+        same = module.trits() == after[name].trits()
+        assert torch.equal(module.logical_votes()[same], after[name].logical_votes()[same])
     # The same steps without a probe do harm.
     unjudged = phase.replace("probe_tokens: 512", "probe_tokens: 0")
     harmed, _ = tiny.run("harmed", unjudged, TOO_HIGH, init_from=projected.path)
