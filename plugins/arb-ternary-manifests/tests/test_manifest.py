@@ -8,7 +8,7 @@ import pytest
 from arb_ternary.cli.main import main
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, UsageProblem
-from arb_ternary.plugins.discovery import discover
+from arb_ternary.plugins.discovery import discover, install_command
 from arb_ternary.plugins.manager import reset_manager
 from arb_ternary.plugins.record import PluginRecord
 from arb_ternary_manifests.document import read_manifest
@@ -381,13 +381,13 @@ def test_keys_of_missing_distributions(written: Write) -> None:
         with pytest.raises(EnvironmentProblem) as error:
             planned(written(run_with(keys)))
         assert "study.yaml:11: targets[0].runs[0].train.orchestrator_window: " in error.value.what
-        assert "pip install arb-ternary-orchestrator" in error.value.hint
+        assert install_command("arb-ternary-orchestrator") in error.value.hint
     with pytest.raises(EnvironmentProblem, match=r"trainer\.upcycle cannot be used") as error:
         planned(written(run_with("", "upcycle")))
-    assert "pip install arb-ternary-upcycle" in error.value.hint
+    assert install_command("arb-ternary-upcycle") in error.value.hint
     with pytest.raises(ConfigError, match="plumage: unknown key") as wrong:
         planned(written(run_with("plumage: grey")))
-    assert "trainer.upcycle (pip install arb-ternary-upcycle)" in wrong.value.hint
+    assert f"trainer.upcycle ({install_command('arb-ternary-upcycle')})" in wrong.value.hint
 
 
 def test_system_can_be_any_model(written: Write) -> None:

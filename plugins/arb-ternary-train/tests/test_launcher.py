@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from arb_ternary.cli.main import main
 from arb_ternary.errors import UsageProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary_train.launcher import (
     VARIABLES,
     LaunchedProcess,
@@ -83,7 +84,7 @@ def test_several_processes_need_the_plugin(
     assert main(["train", str(config), "--run-dir", str(tmp_path / "run")]) == 3
     said = capsys.readouterr().err
     assert "4 processes were started together, and the plugin" in said
-    assert "pip install arb-ternary-distributed" in said
+    assert install_command("arb-ternary-distributed") in said
     assert not (tmp_path / "run").exists()
 
 

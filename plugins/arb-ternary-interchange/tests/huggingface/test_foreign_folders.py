@@ -32,7 +32,7 @@ from arb_ternary_interchange.huggingface.model import HfModel
 from arb_ternary_interchange.huggingface.model_config import ModelConfig, read_model_config
 from arb_ternary_interchange.huggingface.tokenizer_files import read_tokenizer
 from arb_ternary_interchange.options import ImportConfig
-from arb_ternary_text.data.tokenizers import from_json
+from arb_ternary_text.data.tokenizers import base_state, from_json
 from arb_ternary_text.models.decoder import Decoder
 
 #: How Qwen 2 splits a text.
@@ -338,7 +338,9 @@ def test_special_tokens_without_an_id_get_the_next_rows(
     assert found.notes == (note,)
     assert found.state is not None
     assert from_json(found.state).vocabulary_size == size + 1
-    added = json.loads(found.state["definition"])["added_tokens"]
+    base = base_state(found.state)
+    assert base is not None
+    added = json.loads(base["definition"])["added_tokens"]
     assert [(token["content"], token["special"]) for token in added] == [
         ("a", True),
         ("<tool>", True),
@@ -512,8 +514,8 @@ def test_older_files_beside_an_added_tokens_decoder_are_named(tmp_path: Path) ->
 
 
 def test_names_that_cannot_be_printed_are_escaped(tmp_path: Path) -> None:
-    (note,) = read(tmp_path / "config.json", {**CONFIG, "\ud800\n": 1}).notes
-    assert note == "Keys of config.json that a llama does not use here: '\\ud800\\n'."
+    (note,) = read(tmp_path / "config.json", {**CONFIG, "\x1b\n": 1}).notes
+    assert note == "Keys of config.json that a llama does not use here: '\\x1b\\n'."
 
 
 def test_a_mistral_has_no_biases_whatever_its_config_says(tmp_path: Path) -> None:
@@ -535,6 +537,7 @@ def test_merges_are_downloaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(asked["allow_patterns"]) == {
         "*.safetensors",
         "*.json",
+        "*.jinja",
         "tokenizer.model",
         "merges.txt",
     }

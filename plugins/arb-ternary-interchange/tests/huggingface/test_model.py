@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import constants
 
 from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary_interchange.decoder.published import ScaledTrits
 from arb_ternary_interchange.huggingface.folder import fetched, model_folder
 from arb_ternary_interchange.huggingface.importer import HfImporter
@@ -315,4 +316,4 @@ def test_the_hubs_library_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(EnvironmentProblem, match="needs the package huggingface_hub") as caught:
         fetched("hf://org/name")
-    assert "arb-ternary-interchange[hub]" in caught.value.hint
+    assert install_command("arb-ternary-interchange[hub]") in caught.value.hint

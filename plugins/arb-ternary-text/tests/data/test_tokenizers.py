@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary_text.data.file_tokenizers import FileTokenizer, SentencePieceTokenizer
 from arb_ternary_text.data.shakespeare import ShakespeareConfig
 from arb_ternary_text.data.tokenizers import (
@@ -196,7 +197,7 @@ def test_missing_sentencepiece_names_the_install_command(pieces, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(EnvironmentProblem) as caught:
         from_json(SentencePieceTokenizer.from_bytes(pieces).to_json())
-    assert caught.value.hint == "pip install 'arb-ternary-text[sentencepiece]'"
+    assert caught.value.hint == install_command("arb-ternary-text[sentencepiece]")
 
 
 def test_padding_adds_ids_that_decode_to_replacements():
@@ -259,7 +260,7 @@ def test_missing_tokenizers_names_the_install_command(tmp_path, monkeypatch):
     with pytest.raises(EnvironmentProblem) as caught:
         load_tokenizer(tmp_path / "hf.json")
     assert caught.value.what.startswith(str(tmp_path / "hf.json"))
-    assert caught.value.hint == "pip install 'arb-ternary-text[tokenizers]'"
+    assert caught.value.hint == install_command("arb-ternary-text[tokenizers]")
 
 
 @pytest.mark.parametrize(

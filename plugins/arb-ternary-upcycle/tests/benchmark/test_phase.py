@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -328,7 +329,7 @@ def test_missing_bench_fails_before_the_run(
     monkeypatch.setattr(latency, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem, match="arb-ternary-bench, which is not") as caught:
         run(config(), tmp_path / "run")
-    assert caught.value.hint.startswith("pip install arb-ternary-bench")
+    assert caught.value.hint.startswith(install_command("arb-ternary-bench"))
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
     run(config(("batches: 2,", "batches: 2, measure: [perplexity],")), tmp_path / "run")

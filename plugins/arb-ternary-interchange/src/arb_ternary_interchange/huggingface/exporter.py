@@ -16,11 +16,14 @@ from arb_ternary.errors import ArbError, ConfigError, UsageProblem
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weight
 from arb_ternary_interchange.huggingface.card import model_card
 from arb_ternary_interchange.huggingface.packing import TRITS_PER_BYTE
+from arb_ternary_interchange.huggingface.special_tokens import token_ids
 from arb_ternary_interchange.huggingface.tensors import HEAD, FileTensors
 from arb_ternary_interchange.huggingface.tokenizer_files import write_tokenizer
 from arb_ternary_interchange.huggingface.written_config import config_json, quantization_json
 from arb_ternary_interchange.options import HfExportConfig, Layout
 from arb_ternary_interchange.safetensors.shards import write_shards
+from arb_ternary_text.data.special_tokens import NO_SPECIAL_TOKENS
+from arb_ternary_text.data.tokenizers import from_json, special_tokens
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.durable import flush
 
@@ -73,8 +76,11 @@ class HfExporter:
         dtype = self._config.float_dtype
         config = config_json(model.config, model.vocabulary_size, dtype)
         tokenizer = metadata.get("tokenizer")
+        special = NO_SPECIAL_TOKENS
         if self._config.tokenizer and tokenizer is not None:
             write_tokenizer(folder, tokenizer, model.config.max_length)
+            special = special_tokens(from_json(tokenizer))
+        config |= token_ids(special)
 
         float_modules = self._float_modules(model)
         if layout != "dense":
@@ -96,7 +102,7 @@ class HfExporter:
             metadata={"format": "pt", "arb_ternary": json.dumps(facts, sort_keys=True)},
         )
         _write_json(folder / "config.json", config)
-        generation = {"bos_token_id": None, "eos_token_id": None, "do_sample": True}
+        generation = {**token_ids(special), "do_sample": True}
         _write_json(folder / "generation_config.json", generation)
         name = str(metadata.get("name", "model"))
         card = model_card(name, config["architectures"][0], layout, dtype)

@@ -19,7 +19,7 @@ from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor
 #: Largest index: that of a model of a hundred thousand tensors.
 _MAX_INDEX_BYTES: Final = 16 << 20
 #: What is downloaded: nothing that could be run.
-_PATTERNS: Final = ("*.safetensors", "*.json", "tokenizer.model", "merges.txt")
+_PATTERNS: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 #: Bytes of tensors that are compared at a time.
 _PIECE: Final = 1 << 20
 _PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")

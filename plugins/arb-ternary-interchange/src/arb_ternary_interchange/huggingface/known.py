@@ -121,7 +121,8 @@ HARMLESS_OF_TOKENIZER: Final[Mapping[str, tuple[str, ...]]] = {
         "truncation_side",
         "truncation_strategy",
     ),
-    "how a program writes dialogues": ("chat_template", "use_default_system_prompt"),
+    "read as special tokens and template": ("add_bos_token", "add_eos_token", "chat_template"),
+    "read by a template of an older program": ("use_default_system_prompt",),
     "how ids become text": (
         "clean_up_tokenization_spaces",
         "errors",
@@ -135,8 +136,6 @@ HARMLESS_OF_TOKENIZER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 #: Values with which a key of ``tokenizer_config.json`` changes nothing.
 NEUTRAL_OF_TOKENIZER: Final[Mapping[str, tuple[object, ...]]] = {
-    "add_bos_token": (False,),
-    "add_eos_token": (False,),
     "do_lower_case": (False,),
     "split_special_tokens": (False,),
 }
@@ -145,7 +144,9 @@ HARMLESS_FILES: Final[Mapping[str, str]] = {
     r"\..*": "hidden files belong to other programs",
     r"(?i:readme|licen[cs]e|notice|copying|changelog|citation|\w*use_policy)(\..*)?": "about it",
     r"(?i:.*\.(md|pdf|png|jpe?g|gif|svg|webp))": "texts and pictures about the model",
-    r"generation_config\.json|(additional_)?chat_templates?(\.\w+)?": "how texts are generated",
+    r"generation_config\.json|(additional_)?chat_templates?(\.\w+)?": (
+        "how texts are generated; end tokens and the template are read"
+    ),
     r".*\.py": "code, which is never run: a note names the code that 'auto_map' asks for",
     r"(?!adapter_).*\.(bin|ckpt|gguf|h5|msgpack|onnx|ot|pt|pth|tflite)(\.index\.json)?": (
         "the same weights in another form, or the state of a training"

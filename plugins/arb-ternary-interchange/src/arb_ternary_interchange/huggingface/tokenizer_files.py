@@ -30,9 +30,16 @@ from arb_ternary_interchange.huggingface.sentencepiece_definition import (
     special_roles,
     tokenizer_definition,
 )
+from arb_ternary_interchange.huggingface.special_tokens import (
+    adding_definition,
+    special_token_settings,
+    with_special_tokens,
+    write_special_tokens,
+)
 from arb_ternary_interchange.sentencepiece_model import read_model
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
 from arb_ternary_text.data.file_tokenizers import SentencePieceTokenizer
+from arb_ternary_text.data.tokenizers import base_state, from_json
 
 _DEFINITION: Final = "tokenizer.json"
 _SENTENCEPIECE: Final = "tokenizer.model"
@@ -42,6 +49,8 @@ _MERGES: Final = "merges.txt"
 #: Largest tokenizer file; those of vocabularies of 256,000 ids have 35 MB.
 _MAX_BYTES: Final = 128 << 20
 
+#: Kinds of tokenizers that have a form in transformers.
+_WRITTEN: Final = ("bytes", "file", "sentencepiece")
 _REASONS: Final = {
     "characters": "an alphabet of single characters cannot write other text, so no tokenizer of "
     "transformers is one",
@@ -101,34 +110,35 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
         EnvironmentProblem: the comparison with a sentencepiece model needs a package that is not
             installed.
     """
-    if tokenizer.get("kind") == "padded":
-        tokenizer = tokenizer["tokenizer"]  # the embedding may have more rows than ids
-    kind = tokenizer.get("kind")
-    settings: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        "clean_up_tokenization_spaces": False,
-        "add_bos_token": False,
-        "add_eos_token": False,
-    }
-    if kind == "bytes":
-        (folder / _DEFINITION).write_text(json.dumps(byte_definition()), encoding="utf-8")
-    elif kind == "file":
-        (folder / _DEFINITION).write_text(str(tokenizer["definition"]), encoding="utf-8")
-    elif kind == "sentencepiece":
-        content = base64.b64decode(tokenizer["model"])
-        model = read_model(content)
-        definition = tokenizer_definition(model, content)
-        (folder / _DEFINITION).write_text(json.dumps(definition), encoding="utf-8")
-        settings |= special_roles(model)
-    else:
+    # The embedding may have more rows than ids.
+    base = base_state(tokenizer) or {}
+    kind = base.get("kind")
+    if kind not in _WRITTEN:
         why = _REASONS.get(str(kind), "it is of a kind that is not known here")
         raise ConfigError(
             f"tokenizer: {kind!r} has no form in transformers: {why}",
             "Train with `tokenizer: bytes` or a tokenizer's .json file, or export without one: `-o "
             "tokenizer=false`.",
         )
+    whole = from_json(tokenizer)
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        **special_token_settings(whole),
+    }
+    if kind == "bytes":
+        definition = json.dumps(byte_definition())
+    elif kind == "file":
+        definition = str(base["definition"])
+    else:
+        content = base64.b64decode(base["model"])
+        model = read_model(content)
+        definition = json.dumps(tokenizer_definition(model, content))
+        settings = special_roles(model) | settings
+    (folder / _DEFINITION).write_text(adding_definition(whole, definition), encoding="utf-8")
     (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_special_tokens(folder, whole)
 
 
 def read_tokenizer(
@@ -152,6 +162,23 @@ def read_tokenizer(
     if settings.class_name in _CLASSES:
         defaults = dict.fromkeys(("eos_token", "unk_token"), _DEFAULT_SPECIAL)
         settings = evolve(settings, special={**defaults, **settings.special})
+    found = _read(folder, settings, model_type, vocabulary_size)
+    if found.state is None:
+        return found
+    config = folder / _CONFIG
+    state, notes = with_special_tokens(
+        folder,
+        found.state,
+        special=settings.special,
+        settings=read_object(config, _MAX_BYTES) if config.is_file() else {},
+        class_name=settings.class_name or "",
+    )
+    return FoundTokenizer(state, (*found.notes, *notes))
+
+
+def _read(
+    folder: Path, settings: TokenizerSettings, model_type: str, vocabulary_size: int | None
+) -> FoundTokenizer:
     path = folder / _DEFINITION
     if path.is_file():
         return _from_definition(path, settings, vocabulary_size)

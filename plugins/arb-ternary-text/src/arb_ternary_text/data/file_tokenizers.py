@@ -151,6 +151,21 @@ class FileTokenizer:
         """Return how the vocabulary spells a token."""
         return str(self._library.id_to_token(token) or "")
 
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the token that is spelled ``text``; None if there is none."""
+        found = self._library.token_to_id(text)
+        return None if found is None else int(found)
+
+    def adds(self, bos: int | None, eos: int | None) -> tuple[bool, bool]:
+        """Return whether the file itself puts ``bos`` before a text, and ``eos`` behind it."""
+        library = self._library
+        with _library_errors("a text cannot be encoded"):
+            ids = library.encode("a", add_special_tokens=True).ids
+            plain = library.encode("a", add_special_tokens=False).ids
+        if ids == plain or not ids:
+            return False, False
+        return ids[0] == bos, ids[-1] == eos
+
     @staticmethod
     def _ids(library: Any, text: str) -> list[int]:
         with _library_errors("the text cannot be encoded"):
@@ -220,6 +235,11 @@ class SentencePieceTokenizer:
     def token_text(self, token: int) -> str:
         """Return how the vocabulary spells a token."""
         return str(self._library.IdToPiece(token))
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the piece that is spelled ``text``; None if there is none."""
+        found = int(self._library.PieceToId(text))
+        return found if self._library.IdToPiece(found) == text else None
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.vocabulary_size)
