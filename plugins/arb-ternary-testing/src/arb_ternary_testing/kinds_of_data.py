@@ -8,6 +8,7 @@ text.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import evolve, frozen
@@ -42,6 +43,17 @@ TEXT: Final = KindOfData(
     models=(_DECODER,),
     masking=(),
     phase={"batch_size": 2, "block_size": 8},
+)
+#: Plain texts as documents in rows, which need neither a template nor a tokenizer's file.
+_CONVERSATIONS: Final = evolve(
+    TEXT,
+    data={
+        "name": "chat",
+        "train": str(Path(__file__).with_name("conversations.jsonl")),
+        "tokenizer": "bytes",
+    },
+    masking=("answers",),
+    grows=False,
 )
 _TEXT_WITH_GAPS: Final = evolve(
     TEXT, models=({**_DECODER, "causal": False},), masking=("absorbing",)
@@ -78,6 +90,7 @@ _IMAGES_WITH_TEXTS: Final = KindOfData(
 KINDS_OF_DATA: Final[Mapping[str, KindOfData]] = {
     "text": TEXT,
     "text with gaps": _TEXT_WITH_GAPS,
+    "conversations": _CONVERSATIONS,
     "images": _IMAGES,
     "noisy images": _NOISY_IMAGES,
     "images with texts": _IMAGES_WITH_TEXTS,

@@ -38,9 +38,9 @@ class MaskingSuite(ComponentCase):
         return strategy
 
     def make_batch(self, rows: int, positions: int, seed: int = 0) -> Batch:
-        """Return a batch of random tokens without reserved ids.
+        """Return a batch of random tokens without reserved ids, some of which are ``learned``.
 
-        Override it if the strategy needs ``extras``.
+        Override it if the strategy needs other ``extras``.
         """
         rng = np.random.default_rng(seed)
         reserved = set(self._reserved_ids())
@@ -48,9 +48,11 @@ class MaskingSuite(ComponentCase):
         indices = rng.integers(0, len(allowed), (rows, positions + 1))
         tokens = np.array(allowed, np.int64)[indices]
         sample_ids = rng.permutation(10 * rows)[:rows]
+        learned = rng.random(tokens.shape) < 0.5
         return Batch(
             data=torch.from_numpy(tokens),
             sample_ids=torch.from_numpy(sample_ids),
+            extras={"learned": torch.from_numpy(learned)},
         )
 
     def make_context(self, **changes: Any) -> MaskContext:
