@@ -33,6 +33,7 @@ import arb_ternary_train.standard
 import arb_ternary_distributed.sharded_weights
 from pathlib import Path
 from arb_ternary.errors import ArbError, render
+from arb_ternary_testing.file_faults import FileFaults
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
@@ -72,9 +73,15 @@ def run(order, rank):
     request = RunRequest(
         directory=Path(order["directory"]), resume=order["resume"], reporter=Silent, faults=faults
     )
+    failing, error, number = order["fault"]
+    if rank != failing:
+        number = None
+    files = FileFaults(Path(order["directory"]).parent, error, number)
     try:
-        train(load_config(order["config"], order["overrides"]).config, request)
+        with files:
+            train(load_config(order["config"], order["overrides"]).config, request)
     finally:
+        print("operations", json.dumps([[kind, str(path)] for kind, path in files.operations]))
         print("moments", seen(), flush=True)
 
 def child(order, rank):
@@ -147,6 +154,12 @@ class Ended:
     said: list[str]
 
     @property
+    def operations(self) -> list[list[tuple[str, str]]]:
+        """File operations of each rank, next to its directory and below: kind and path."""
+        found = [text.rpartition("operations ")[2].partition("\n")[0] for text in self.said]
+        return [[(kind, path) for kind, path in json.loads(text)] for text in found]
+
+    @property
     def moments(self) -> list[int]:
         """Number of moments of each rank: before and after collectives and writes."""
         return [int(text.rpartition("moments ")[2].split()[0]) for text in self.said]
@@ -178,6 +191,7 @@ class Ranks:
         ask: tuple[int, int] = (-1, 0),
         halt: tuple[int, int] = (-1, 0),
         fail: tuple[int, int] = (-1, 0),
+        fault: tuple[int, int, int] = (-1, 0, 0),
         environment: dict[str, str] | None = None,
         seconds: float = 240.0,
     ) -> Ended:
@@ -190,6 +204,7 @@ class Ranks:
             halt: rank, and the moment at which it receives SIGSTOP; it is killed when the others
                 have ended.
             fail: rank, and the moment at which it raises an unexpected error.
+            fault: rank, and error and number of its file operation that fails.
             seconds: time after which all ranks are killed.
         """
         log = self.folder / f"{directory.name}.log"
@@ -204,6 +219,7 @@ class Ranks:
             "ask": ask,
             "halt": halt,
             "fail": fail,
+            "fault": fault,
             "environment": {"ARB_TERNARY_RANK_TIMEOUT": "60", **(environment or {})},
             "log": str(log),
             "seconds": seconds,

@@ -392,8 +392,5 @@ def _judge(context: TrainingContext) -> RunReport:
         results.append((choice.name, result))
         context.note(f"check {choice.name}: {result.verdict}: {result.summary}")
     report = make_report(context, results)
-    try:
-        write_json(context.files.result_file, report.to_json())
-    except OSError as error:
-        raise ArbError(f"{context.files.result_file}: cannot be written: {error}") from error
+    write_json(context.files.result_file, report.to_json())
     return report
