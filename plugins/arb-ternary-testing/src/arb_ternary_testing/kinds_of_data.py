@@ -53,7 +53,6 @@ _CONVERSATIONS: Final = evolve(
         "tokenizer": "bytes",
     },
     masking=("answers",),
-    grows=False,
 )
 _TEXT_WITH_GAPS: Final = evolve(
     TEXT, models=({**_DECODER, "causal": False},), masking=("absorbing",)

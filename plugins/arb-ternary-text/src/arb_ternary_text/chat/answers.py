@@ -157,8 +157,8 @@ def _learned(
             begin = _beginning(template, messages, indices[0], rendered.text)
             spans = [span for span in spans if span[1] > begin]
         learned = tokens_in(spans, offsets)
-        last = tokens_in(spans[-1:], offsets)
-        if not any(each and ids[index] in ends for index, each in enumerate(last)):
+        in_last = tokens_in(spans[-1:], offsets)
+        if not any(each and ids[index] in ends for index, each in enumerate(in_last)):
             raise DataError(
                 f"{template.name}: {{% generation %}} has no end token, so that a model would not "
                 f"learn to end its answers",
