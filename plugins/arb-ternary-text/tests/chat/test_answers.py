@@ -52,6 +52,9 @@ def test_last_turn_given_messages_and_other_roles(tokenizer: Any, make_tokenizer
     for each in (tokenizer, marking):
         assert learned(each, turns="last") == [(*b"two", 257)]
         assert learned(each, given=4) == [(*b"two", 257)]
+    changing = "{{ messages|length }}" + GENERATION
+    marking = make_tokenizer(["<a>", "<b>"], eos=(257,), chat_template=changing)
+    assert learned(marking, turns="last") == learned(marking, given=4) == [(*b"two", 257)]
     assert learned(tokenizer, roles=["system"]) == [(*b"system\nS", 257)]
     assert learned(tokenizer, roles=["user"], turns="last") == [(256, *b"user\nmore", 257)]
 

@@ -153,7 +153,13 @@ def _learned(
 
     if template.marks_answers and set(roles) == {"assistant"}:
         spans: list[Span] = list(rendered.generated)
-        if turns == "last" or conversation.given:
+        answers = [
+            index for index, message in enumerate(messages) if message["role"] == "assistant"
+        ]
+        if len(spans) == len(answers):
+            pairs = zip(spans, answers, strict=True)
+            spans = [span for span, index in pairs if index in indices]
+        elif indices != answers:
             begin = _beginning(template, messages, indices[0], rendered.text)
             spans = [span for span in spans if span[1] > begin]
         learned = tokens_in(spans, offsets)
