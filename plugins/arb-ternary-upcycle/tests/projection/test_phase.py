@@ -320,6 +320,22 @@ def test_impossible_projections_are_refused(
         check_projectable(Decoder(evolve(experts, float_parts=(), inner_gains=False), 256), experts)
 
 
+def test_gains_of_query_and_key_norms_are_not_said_to_fold(small: DecoderConfig) -> None:
+    """No linear reads these norms, so that `fold_rotate` leaves their gains where they are."""
+    source = evolve(small, architecture="qwen3", inner_gains=True)
+    options = {"float_parts": ("norms",), "inner_gains": False}
+    block = Decoder(evolve(source, **options), 256).blocks[0]
+    gains = {"attention.key_norm": torch.full((8,), 2.0)}
+    with pytest.raises(ConfigError, match=r"attention.key_norm has gains other than 1") as caught:
+        fill(block, gains, {}, residue=True)
+    assert caught.value.hint == (
+        "Add `norms` to `model.float_parts` and set `model.inner_gains: true`."
+    )
+    held = Decoder(evolve(source, float_parts=("norms",)), 256).blocks[0]
+    fill(held, gains, {}, residue=True)
+    assert torch.equal(held.get_parameter("attention.key_norm.weight"), gains["attention.key_norm"])
+
+
 def test_unused_options_are_refused(run_config: Callable[..., Any], teacher: FloatModel) -> None:
     for options, match in (
         ({"policy": "ls", "activation_order": "always"}, "'policy' is ls"),

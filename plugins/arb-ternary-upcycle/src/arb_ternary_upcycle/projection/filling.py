@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,11 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_upcycle.projection.rounded import Rounded
 from arb_ternary_upcycle.student import ATTENTION, check_student, student_of
+
+#: Norms that have gains without ``inner_gains``.
+_OUTER_NORMS: Final = ("attention.norm", "feed_forward.norm", "final_norm")
+#: Norms of queries and keys. No linear reads them, so that no weights could take their gains.
+_HEAD_NORMS: Final = ("attention.query_norm", "attention.key_norm")
 
 
 def check_projectable(model: nn.Module, source: DecoderConfig) -> Decoder:
@@ -89,10 +95,19 @@ def fill(
 def _set_gain_of_ones(name: str, norm: nn.Module, gain: Tensor) -> None:
     """Set the gain of a norm that can hold no float gain, or has none; it must be 1."""
     if not bool((gain == 1).all()):
+        keep = "add `norms` to `model.float_parts`"
+        if name not in _OUTER_NORMS:
+            keep += " and set `model.inner_gains: true`"
+        if name in _HEAD_NORMS:
+            hint = f"{keep.capitalize()}."
+        else:
+            hint = (
+                "Put the phase `fold_rotate` before this one, which moves gains into the weights, "
+                f"or {keep}."
+            )
         raise ConfigError(
-            f"projection: {name} has gains other than 1, and the model's norms have no float gains",
-            "Put the phase `fold_rotate` before this one, which moves gains into the weights, or "
-            "add `norms` to `model.float_parts`.",
+            f"projection: {name} has gains other than 1, and the model's norm has no float gains",
+            hint,
         )
     if isinstance(norm, TernaryModule):
         norm.set_trits(torch.ones_like(norm.trits()), torch.zeros_like(norm.exponent))
