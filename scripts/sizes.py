@@ -23,18 +23,18 @@ ROOT = Path(__file__).parents[1]
 #: Largest number of AST nodes by package, in thousands. A change that needs more raises its line
 #: here, where a reviewer sees it.
 BUDGETS = {
-    "core": 57,
-    "arb-ternary-train": 54.8,
+    "core": 59.8,
+    "arb-ternary-train": 58.8,
     "arb-ternary-distributed": 24,
-    "arb-ternary-interchange": 49,
-    "arb-ternary-chat": 5,
-    "arb-ternary-manifests": 15.4,
-    "arb-ternary-text": 37.2,
-    "arb-ternary-upcycle": 50.8,
-    "arb-ternary-progressive": 38.4,
+    "arb-ternary-interchange": 53.6,
+    "arb-ternary-chat": 8.5,
+    "arb-ternary-manifests": 15.5,
+    "arb-ternary-text": 57.6,
+    "arb-ternary-upcycle": 54,
+    "arb-ternary-progressive": 38.6,
     "arb-ternary-orchestrator": 25.7,
     "arb-ternary-bench": 62,
-    "arb-ternary-testing": 30.5,
+    "arb-ternary-testing": 33.3,
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
     "arb-ternary-qat": 5.9,
@@ -47,7 +47,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 574
+TOTAL = 621
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
