@@ -22,7 +22,8 @@ def require_bench() -> None:
         raise EnvironmentProblem(
             "benchmark: latency and memory are measured by arb-ternary-bench, which is not "
             "installed",
-            f"{install_command('arb-ternary-bench')}\nor measure without them: measure: [perplexity]",
+            f"{install_command('arb-ternary-bench')}\n"
+            "or measure without them: measure: [perplexity]",
         )
 
 
