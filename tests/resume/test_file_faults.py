@@ -78,6 +78,10 @@ COMMANDS = {
 LONG = ("orchestrate", "upcycle")
 #: Files that depend on the time, or on attempts that have failed.
 OTHERS = {".lock", "train.log", "metrics.before.jsonl"}
+#: Numbers that depend on the clock.
+CLOCK = rb'"(tokens_per_second|seconds)": [\d.e-]+'
+#: Numbers that count optimizer and working memory if the process that wrote them has trained.
+TRAINED = rb'"(optimizer_bytes|working_bytes|state_bytes|state_bits_per_\w+)": [\d.e-]+'
 
 
 @frozen
@@ -137,12 +141,17 @@ def files_in(folder: Path) -> dict[str, bytes]:
     """Return the files below ``folder`` that do not depend on the clock, nor on a failure."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.name in OTHERS:
+        # A store of a stage whose deletion failed is named in the log.
+        removed = path.parent.name.endswith(".removed")
+        if not path.is_file() or path.name in OTHERS or removed:
             continue
+        name = str(path.relative_to(folder))
         content = path.read_bytes()
         if path.name in ("result.json", "orchestrator_decisions.jsonl"):
-            content = re.sub(rb'"(tokens_per_second|seconds)": [\d.e-]+', b"", content)
-        found[str(path.relative_to(folder))] = content
+            content = re.sub(CLOCK, b"", content)
+        if name == "out/run/result.json":
+            content = re.sub(TRAINED, b"", content)
+        found[name] = content
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,12 +49,26 @@ def test_kill_during_removal_leaves_no_store(
 ) -> None:
     store = Store(tmp_path / "store", PLAN)
     store.write_json("a", {})
-    monkeypatch.setattr("shutil.rmtree", lambda folder, ignore_errors: None)
+    monkeypatch.setattr("shutil.rmtree", lambda folder, ignore_errors=False: None)
     store.remove()
     assert stored_plan(tmp_path / "store") is None
     monkeypatch.undo()
     Store(tmp_path / "store", PLAN).remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path / "store", PLAN)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.unlink", refuse)
+    store.remove()
+    assert stored_plan(tmp_path / "store") is None
+    assert f"{tmp_path}/.store.removed: no longer needed, and cannot be deleted" in caplog.text
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

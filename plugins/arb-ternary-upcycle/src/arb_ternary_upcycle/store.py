@@ -6,6 +6,7 @@ Stages, an unfinished projection, cached outputs and measurements are all kept i
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from arb_ternary_train.directory import write_json
 from arb_ternary_train.durable import flush, replacing
 from arb_ternary_train.metrics import json_value
 from arb_ternary_train.safetensors_file import SafetensorsFile, write_safetensors
+
+_LOG = logging.getLogger(__name__)
 
 #: File that says what the other files of the folder were made from.
 PLAN_FILE: Final = "plan.json"
@@ -96,9 +99,13 @@ class Store:
         """
         removed = self.folder.with_name(f".{self.folder.name}.removed")
         shutil.rmtree(removed, ignore_errors=True)
-        if self.folder.exists():
-            self.folder.rename(removed)
-            shutil.rmtree(removed, ignore_errors=True)
+        if not self.folder.exists():
+            return
+        self.folder.rename(removed)
+        try:
+            shutil.rmtree(removed)
+        except OSError as error:
+            _LOG.warning("%s: no longer needed, and cannot be deleted: %s", removed, error)
 
 
 def stored_plan(folder: Path) -> Any:
