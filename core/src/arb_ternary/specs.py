@@ -8,7 +8,9 @@ only when a run names the component.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar, Final, Literal
 
@@ -63,16 +65,54 @@ def load_target(what: str, target: str) -> Any:
 
     Raises:
         EnvironmentProblem: the module cannot be imported.
-        ComponentError: the module has no such attribute.
+        ComponentError: the module has no such attribute, or changes torch's default dtype.
     """
     try:
-        return resolve(target)
+        with keeping_default_dtype(f"{what} {target}"):
+            return resolve(target)
+    except ComponentError:
+        raise
     except AttributeError as error:
         raise ComponentError(f"{what} {target} does not exist: {error}") from error
     except Exception as error:
         raise EnvironmentProblem(
             f"{what} {target} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+
+
+@contextmanager
+def keeping_default_dtype(what: str) -> Iterator[None]:
+    """Put torch's default dtype back if a ``with`` block changes it: scales would get it too.
+
+    Raises:
+        ComponentError: the block changed it; the message begins with ``what``.
+    """
+    before = default_dtype()
+    try:
+        yield
+    finally:
+        change = restore_default_dtype(before)
+    if change:
+        hint = "Name the dtype where a tensor is made: dtype=torch.float64."
+        raise ComponentError(f"{what} {change}", hint)
+
+
+def default_dtype() -> str:
+    """Return the name of torch's default dtype; the one that torch starts with before an import."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "float32"
+    return str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+def restore_default_dtype(before: str) -> str:
+    """Make ``before`` torch's default dtype again; return how it was changed, empty if not."""
+    after = default_dtype()
+    if after == before:
+        return ""
+    torch = sys.modules["torch"]
+    torch.set_default_dtype(getattr(torch, before))
+    return f"changes torch's default dtype from {before} to {after}"
 
 
 @frozen(kw_only=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import arb_config_test_components as components
 import pytest
+import torch
 
 from arb_ternary.config.choice import ModelChoice, OptimizerChoice
 from arb_ternary.config.structure import structure
@@ -332,3 +334,24 @@ def test_build_says_which_target_cannot_be_imported(registry: Any) -> None:
     spec = type(spec)(name="bare", target="os:no_such_function")
     with pytest.raises(ComponentError, match="model 'bare': os:no_such_function does not exist"):
         ModelChoice("bare", None, frozenset(), spec).build(84)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{}\ndef build(options, size): return size",
+        "def build(options, size): {}; return size",
+    ],
+    ids=["import", "factory"],
+)
+def test_a_component_that_changes_the_default_dtype_is_refused(
+    source: str, registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = "import torch; torch.set_default_dtype(torch.float64)"
+    (tmp_path / "fake_wide.py").write_text(source.format(change))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "fake_wide", raising=False)
+    spec = type(registry.get("model", "bare").spec)(name="wide", target="fake_wide:build")
+    with pytest.raises(ComponentError, match="model 'wide': fake_wide:build changes torch's def"):
+        ModelChoice("wide", None, frozenset(), spec).build(84)
+    assert torch.get_default_dtype() == torch.float32

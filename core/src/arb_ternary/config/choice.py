@@ -13,6 +13,7 @@ from arb_ternary.specs import (
     OptimizerSpec,
     PhaseSpec,
     Spec,
+    keeping_default_dtype,
     load_target,
 )
 
@@ -53,10 +54,13 @@ class Choice(Generic[S]):
         """Call the factory as ``factory(options, *args)``.
 
         Raises:
-            EnvironmentProblem, ComponentError: the factory cannot be imported, or does not exist.
+            EnvironmentProblem, ComponentError: the factory cannot be imported, or does not exist,
+                or changes torch's default dtype.
         """
-        factory = load_target(f"{self.kind} '{self.name}':", self.spec.target)
-        return factory(self.options, *args)
+        what = f"{self.kind} '{self.name}':"
+        factory = load_target(what, self.spec.target)
+        with keeping_default_dtype(f"{what} {self.spec.target}"):
+            return factory(self.options, *args)
 
 
 _classes: dict[type, type[Choice[Any]]] = {}

@@ -14,7 +14,7 @@ import pluggy
 
 from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, nearest
-from arb_ternary.specs import KINDS, Spec
+from arb_ternary.specs import KINDS, Spec, default_dtype, restore_default_dtype
 
 #: Prefix of the name of every hook.
 PREFIX: Final = "arb_"
@@ -69,7 +69,7 @@ def as_faults() -> Iterator[None]:
     """
     output = sys.stdout
     had_output = _has_output()
-    dtype = _default_dtype()
+    dtype = default_dtype()
     try:
         yield
     except (PluginFault, KeyboardInterrupt):
@@ -77,12 +77,9 @@ def as_faults() -> Iterator[None]:
     except BaseException as error:
         raise PluginFault(describe_exception(error)) from error
     finally:
-        changed = _default_dtype()
-        if changed != dtype:
-            torch = sys.modules["torch"]
-            torch.set_default_dtype(getattr(torch, dtype))
-    if changed != dtype:
-        raise PluginFault(f"it changes torch's default dtype from {dtype} to {changed}")
+        change = restore_default_dtype(dtype)
+    if change:
+        raise PluginFault(f"it {change}")
     if had_output and not _has_output():
         sys.stdout = output
         raise PluginFault("it closes standard output")
@@ -91,14 +88,6 @@ def as_faults() -> Iterator[None]:
 def _has_output() -> bool:
     """Return whether standard output is open, as far as Python knows."""
     return sys.stdout is not None and not getattr(sys.stdout, "closed", False)
-
-
-def _default_dtype() -> str:
-    """Return the name of torch's default dtype; the one that torch starts with before an import."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return "float32"
-    return str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 class HookManager(pluggy.PluginManager):
