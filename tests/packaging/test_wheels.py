@@ -144,7 +144,7 @@ def test_the_core_brings_the_command(
     projects: Mapping[str, Any], wheels: Callable[..., Path]
 ) -> None:
     _, _, entry_points = read_wheel(wheels(projects[CORE]))
-    assert "arb = arb_ternary.cli.main:main" in entry_points
+    assert "arb = arb_ternary_program:main" in entry_points
 
 
 def test_metapackage_requires_its_parts_in_its_own_version(
