@@ -80,6 +80,7 @@ def test_wheel_holds_exactly_the_files_of_its_package(
         for file in folder.rglob("*")
         if file.is_file() and file.suffix != ".pyc"
     }
+    expected |= {file.name for file in sources.glob("*.py")}
     if project.native:  # what is compiled is in the wheel, and what it was compiled from is not
         expected |= {
             f"{folder.name}/_native{sysconfig.get_config_var('EXT_SUFFIX')}" for folder in folders
