@@ -17,7 +17,7 @@ import torch
 from arb_ternary.cli.main import main
 from arb_ternary.config.errors import show_path
 from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.plugins.discovery import discover
+from arb_ternary.plugins.discovery import discover, install_command
 from arb_ternary.plugins.manager import reset_manager
 from arb_ternary.plugins.metadata import canonical
 from arb_ternary.plugins.record import PluginRecord
@@ -246,7 +246,7 @@ def test_what_is_orchestrated_names_the_plugin(
         code, _, told = dry_run(manifest(name), capsys)
         assert code == 3
         assert "train.orchestrator_" in told
-        assert "pip install arb-ternary-orchestrator" in told
+        assert install_command("arb-ternary-orchestrator") in told
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def text(registry: Any) -> str:
     starter = StarterSpec(
         name="test", target=f"{MODULE}:SETTINGS", summary="A test.", document="study"
     )
-    return starter_config(starter, document, registry)
+    return starter_config(starter, document, registry, full=True)
 
 
 def study(text: str, registry: Any) -> components.Study:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 import torch
@@ -55,6 +54,9 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
     from arb_ternary_progressive.stackwise import StackWiseConfig
     from arb_ternary_train.step import StepReport
+
+#: Steps between checkpoints if only the end is saved.
+_NEVER: Final = 2**31 - 1
 
 _LOG = logging.getLogger(__name__)
 
@@ -136,7 +138,7 @@ class ProgressiveTrainer:
         self.config = config
         self.store = None if folder is None else CheckpointStore(Path(folder), keep=keep)
         # In the config of a run, 0 means no checkpoints at all.
-        every = 0 if folder is None else checkpoint_every or sys.maxsize
+        every = 0 if folder is None else checkpoint_every or _NEVER
         self.checkpoints = CheckpointConfig(every=every, keep=keep)
         self.make_optimizer = make_optimizer
         self.device = torch.device(device)
