@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -444,7 +445,11 @@ def class_text(name: str, cls: type[Any]) -> str:
     parts = [f"### `{name}`", docstring(cls)]
     if attrs.has(cls):
         is_config = all(HELP in each.metadata for each in attrs.fields(cls))
-        parts.append(option_table(cls) if is_config else attribute_list(cls))
+        if is_config:
+            # Its links are those of the pages of config keys.
+            parts.append(re.sub(r"\]\((\w+\.md)\)", r"](config/\1)", option_table(cls)))
+        else:
+            parts.append(attribute_list(cls))
     elif inspect.isfunction(vars(cls).get("__init__")) and not getattr(cls, "_is_protocol", False):
         constructor = vars(cls)["__init__"]
         call = signature(name, constructor, skip=("self",)).removesuffix(" -> None")
