@@ -168,8 +168,12 @@ def check_fault(
         code = main([*arguments])
     printed = capsys.readouterr().err
     if code:
-        # Whoever mends a config gets the exit code of a config.
-        assert code == (2 if path.endswith(".yaml") and operation == "open" else 1), printed
+        # Whoever mends a config gets the exit code of a config. A run reads its own copy, also at
+        # its end, as one of its files.
+        expected = {1}
+        if path.endswith(".yaml") and operation == "open":
+            expected = {1, 2} if path.startswith("out/") else {2}
+        assert code in expected, printed
         lines = [line for line in printed.splitlines() if line.startswith("error: ")]
         assert lines, printed
         assert os.strerror(error) in printed
