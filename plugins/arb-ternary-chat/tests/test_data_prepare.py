@@ -69,4 +69,6 @@ def test_bad_input_is_named(
     assert main(prepare) == 1
     assert "it has story" in capsys.readouterr().err
     assert main([*prepare, "--separator", ""]) == 2
+    tokenizer = ["data", "tokenizer", str(stories), "--out", str(tmp_path / "a.json")]
+    assert main([*tokenizer, "--separator", ""]) == 2
     assert main(["data", "tokenizer", str(stories), "--out", str(tmp_path / "a.txt")]) == 2

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
-import numpy as np
 import torch
 from attrs import frozen
 
@@ -31,7 +30,6 @@ from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import Batch, BatchRequest, DataSource, MaskContext, MaskingStrategy
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_chat.model import is_run
 from arb_ternary_interchange.export import export_run
 from arb_ternary_interchange.importing import find_source, import_model
 from arb_ternary_text.chat.source import ChatConfig, ChatSource
@@ -45,6 +43,7 @@ from arb_ternary_train.directory import RunDirectory, write_json
 from arb_ternary_train.evaluate import Evaluation, evaluate, forward_arguments, masked_loss
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.model_options import apply_model_options
+from arb_ternary_train.model_state import run_of
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.restore import TrainedRun, load_run
 from arb_ternary_train.runner import RunRequest, train
@@ -64,7 +63,7 @@ _EXPORTS: Final = {"gguf": ("gguf", "model.gguf"), "hf": ("hf", "hf")}
 
 @frozen(kw_only=True)
 class FineTuning:
-    """What to fine-tune, and how.
+    """A model to fine-tune, and how.
 
     Attributes:
         source: a run, a checkpoint, a GGUF file, a Hugging Face folder, or ``hf://org/name``.
@@ -157,7 +156,7 @@ def finetune(asked: FineTuning, tell: Callable[[str], None]) -> Outcome:
 def _starting_run(asked: FineTuning, tell: Callable[[str], None]) -> tuple[Path, str | None]:
     """Return the run to start from, and the name of the importer of the source; None for a run."""
     path = Path(asked.source)
-    if is_run(path):
+    if run_of(path) is not None:
         return path, None
     start = asked.out / "start"
     if not RunDirectory(start).exists():
@@ -242,7 +241,7 @@ def _phase(asked: FineTuning, run: TrainedRun, data: Mapping[str, Any]) -> dict[
     longest = max_length(run.model) or _LONGEST_ROW
     row = min(longest, _LONGEST_ROW)
     # Rows of the longest conversation are enough.
-    needed = max(1, int(np.diff(source.train.starts).max()) - 1)
+    needed = max(1, source.train.longest - 1)
     row = min(row, 1 << max(5, math.ceil(math.log2(needed))))
     large = audit(run.model).parameters >= _LARGE
     batch = 1 if large else 16

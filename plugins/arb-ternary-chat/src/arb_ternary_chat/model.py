@@ -18,7 +18,7 @@ from arb_ternary_interchange.importing import filled_model, find_source
 from arb_ternary_text.chat.answers import encode_rendered
 from arb_ternary_text.chat.template import ChatTemplate, Message, chat_template
 from arb_ternary_text.data.special_tokens import SpecialTokens
-from arb_ternary_text.data.tokenizers import Tokenizer, encode_letters, from_json, special_tokens
+from arb_ternary_text.data.tokenizers import Tokenizer, encode_prompt, from_json, special_tokens
 from arb_ternary_text.models.generate import (
     CachedModel,
     CachedReader,
@@ -27,7 +27,7 @@ from arb_ternary_text.models.generate import (
     text_until,
 )
 from arb_ternary_train.build import without_accumulators
-from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.model_state import run_of
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.restore import load_run
 
@@ -100,11 +100,7 @@ class Model:
         if not isinstance(prompt, str):
             rendered = self.template.render(prompt, add_generation_prompt=True)
             return encode_rendered(self.tokenizer, rendered)[0]
-        ids = encode_letters(self.tokenizer, prompt)
-        special = self.special
-        if special.adds_bos and special.bos is not None:
-            ids = [special.bos, *ids]
-        return ids
+        return encode_prompt(self.tokenizer, prompt)
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int] | Tensor) -> Tensor:
@@ -219,7 +215,7 @@ def load_model(
         DataError: it is damaged, or this program cannot hold such a model.
     """
     path = Path(source)
-    if is_run(path):
+    if run_of(path) is not None:
         return _from_run(path, device, backend, accumulators)
     found = find_source(str(source))
     imported = found.importer.load(found.path)
@@ -248,18 +244,11 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         UsageProblem: there is no such file.
         DataError: there is no tokenizer with it, or it is damaged.
     """
-    path = Path(source)
-    if is_run(path):
-        inside = not RunDirectory(path).exists()
-        directory = RunDirectory.existing(path.resolve().parent.parent if inside else path)
+    directory = run_of(Path(source))
+    if directory is not None:
         return _tokenizer(directory.attachments(), str(source))
     found = find_source(str(source))
     return _tokenizer(found.importer.load(found.path).attachments, found.shown)
-
-
-def is_run(path: Path) -> bool:
-    """Return whether ``path`` is a run directory or one of its checkpoints."""
-    return RunDirectory(path).exists() or (path / "manifest.json").exists()
 
 
 def _from_run(path: Path, device: str | None, backend: str | None, accumulators: bool) -> Model:

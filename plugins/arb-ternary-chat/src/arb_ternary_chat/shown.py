@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-import numpy as np
 from attrs import frozen
 
-from arb_ternary_text.chat.answers import EncodedConversation, encode_conversation
+from arb_ternary_text.chat.answers import EncodedConversation
 from arb_ternary_text.chat.conversations import Conversation
 from arb_ternary_text.chat.packing import Documents, TooLong, pack
-from arb_ternary_text.chat.template import ChatTemplate
+from arb_ternary_text.chat.source import content_hash
 from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.tokenizers import Tokenizer, base_tokenizer
 
@@ -86,41 +83,34 @@ class Statistics:
         ]
 
 
-def encode_all(
-    tokenizer: Tokenizer, template: ChatTemplate | None, conversations: Sequence[Conversation]
-) -> list[EncodedConversation]:
-    """Return conversations as tokens; see ``encode_conversation``."""
-    return [encode_conversation(tokenizer, template, each) for each in conversations]
-
-
 def measured(
     conversations: Sequence[Conversation],
     encoded: Sequence[EncodedConversation],
+    vocabulary_size: int,
     row_tokens: int,
     too_long: TooLong,
 ) -> Statistics:
     """Return the statistics of conversations in rows of ``row_tokens`` tokens.
 
+    Args:
+        conversations: the conversations.
+        encoded: the same as tokens.
+        vocabulary_size: number of ids.
+        row_tokens: tokens of a row.
+        too_long: what becomes of longer conversations; see ``pack``.
+
     Raises:
         DataError: nothing is left to learn in such rows.
     """
-    contents = Counter(
-        json.dumps([each.messages, each.text], sort_keys=True, default=str)
-        for each in conversations
-    )
-    lengths = [len(each.ids) for each in encoded]
-    documents = Documents(
-        ids=np.concatenate([each.ids for each in encoded]).astype(np.int64),
-        learned=np.concatenate([each.learned for each in encoded]).astype(bool),
-        starts=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-    )
+    different = {content_hash(each) for each in conversations}
+    documents = Documents.join([(each.ids, each.learned) for each in encoded], vocabulary_size)
     rows = pack(documents, row_tokens, too_long, "the conversations")
     return Statistics(
         conversations=len(conversations),
-        duplicates=len(conversations) - len(contents),
+        duplicates=len(conversations) - len(different),
         tokens=len(documents.ids),
         learned=int(documents.learned.sum()),
-        longest=max(lengths),
+        longest=documents.longest,
         rows=len(rows),
         row_tokens=row_tokens,
         cut=rows.lost,

@@ -26,7 +26,8 @@ from arb_ternary_text.data.tokenizers import (
     load_tokenizer,
 )
 from arb_ternary_text.data.tokens import TokensConfig, build
-from arb_ternary_text.data.train_tokenizer import CHATML, train_bpe, write_tokenizer
+from arb_ternary_text.data.train_tokenizer import CHATML, train_bpe
+from arb_ternary_train.directory import write_json
 
 TEXTS = ["first", "second é", "first", "  ", "third\nline"]
 BYTES = LanguageTokenizer(
@@ -259,7 +260,7 @@ def test_a_trained_tokenizer_merges_what_is_frequent(tmp_path: Path) -> None:
     corpus = Corpus((tmp_path / "a.txt",))
     tokenizer = train_bpe(corpus, 300, ["<|end|>", "<|more|>"])
     path = tmp_path / "tokenizer.json"
-    write_tokenizer(tokenizer, path)
+    write_json(path, tokenizer.to_json())
     loaded = load_tokenizer(path)
     assert loaded.to_json() == tokenizer.to_json()
     assert loaded.vocabulary_size <= 300

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from arb_ternary_text.cli.options import sampling_options
+from arb_ternary_text.cli.options import sampling_options, stop_option
 from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
@@ -29,12 +29,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=16),
     help="Tokens of a conversation to keep; default: as many as the model reads.",
 )
-@click.option(
-    "--stop",
-    "stops",
-    multiple=True,
-    help="Text at which to stop, beside the end tokens of the model; it is not shown. Repeatable.",
-)
+@stop_option
 @sampling_options
 @load_options
 def chat(

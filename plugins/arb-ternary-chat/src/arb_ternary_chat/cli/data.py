@@ -13,11 +13,24 @@ from arb_ternary.cli.options import plugin_files
 if TYPE_CHECKING:
     from arb_ternary_chat.shown import Span
     from arb_ternary_text.chat.packing import TooLong
+    from arb_ternary_text.data.documents import Corpus
     from arb_ternary_text.data.tokenizers import Tokenizer
 
 #: Colours of text that is learned, and of control tokens.
 _LEARNED = "green"
 _CONTROL = "magenta"
+
+column_option = click.option(
+    "--column",
+    default="text",
+    show_default=True,
+    help="Key of the text in .jsonl and .parquet files.",
+)
+separator_option = click.option(
+    "--separator",
+    metavar="TEXT",
+    help="What stands between the documents of a .txt file; default: a file is one document.",
+)
 
 
 @click.group()
@@ -65,7 +78,8 @@ def show(conversations: str, source: str, first: int, block_size: int, too_long:
     """
     from arb_ternary.cli.output import print_table
     from arb_ternary_chat.model import load_tokenizer
-    from arb_ternary_chat.shown import encode_all, measured, spans
+    from arb_ternary_chat.shown import measured, spans
+    from arb_ternary_text.chat.answers import encode_conversation
     from arb_ternary_text.chat.conversations import read_conversations
     from arb_ternary_text.chat.template import chat_template
 
@@ -73,14 +87,14 @@ def show(conversations: str, source: str, first: int, block_size: int, too_long:
     found = read_conversations(conversations)
     has_messages = any(each.messages for each in found.items)
     template = chat_template(tokenizer) if has_messages else None
-    encoded = encode_all(tokenizer, template, found.items)
+    encoded = [encode_conversation(tokenizer, template, each) for each in found.items]
     coloured = sys.stdout.isatty()
     for conversation, tokens in list(zip(found.items, encoded, strict=True))[:first]:
         click.secho(f"{conversation.origin}: {len(tokens.ids)} tokens", bold=True)
         for span in spans(tokenizer, tokens):
             _print_span(span, coloured)
         click.echo("\n")
-    statistics = measured(found.items, encoded, block_size + 1, too_long)
+    statistics = measured(found.items, encoded, tokenizer.vocabulary_size, block_size + 1, too_long)
     print_table(("conversations", conversations), statistics.table())
 
 
@@ -95,17 +109,8 @@ def show(conversations: str, source: str, first: int, block_size: int, too_long:
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder."
 )
-@click.option(
-    "--column",
-    default="text",
-    show_default=True,
-    help="Key of the text in .jsonl and .parquet files.",
-)
-@click.option(
-    "--separator",
-    metavar="TEXT",
-    help="What stands between the documents of a .txt file; default: a file is one document.",
-)
+@column_option
+@separator_option
 @plugin_files
 def prepare(
     sources: tuple[str, ...], tokenizer: str, out: Path, column: str, separator: str | None
@@ -116,13 +121,9 @@ def prepare(
     written once. Memory does not grow with the text. Interrupted, the same command goes on.
     """
     from arb_ternary.cli.output import print_table
-    from arb_ternary.errors import UsageProblem
-    from arb_ternary_text.data.documents import Corpus, find_documents
     from arb_ternary_text.data.prepare import prepare as write
 
-    if separator == "":
-        raise UsageProblem("--separator: it must not be empty", "Leave it out.")
-    corpus = Corpus(find_documents(sources), column, separator)
+    corpus = _corpus(sources, column, separator)
     length = sum(_length(file) for file in corpus.files)
     with click.progressbar(length=length, label="reading", file=sys.stderr) as bar:
         done = write(corpus, _named_tokenizer(tokenizer), out, observe=bar.update)
@@ -148,15 +149,8 @@ def prepare(
     is_flag=True,
     help="Add the control tokens and the template of ChatML, for a model that will chat.",
 )
-@click.option(
-    "--column",
-    default="text",
-    show_default=True,
-    help="Key of the text in .jsonl and .parquet files.",
-)
-@click.option(
-    "--separator", metavar="TEXT", help="What stands between the documents of .txt files."
-)
+@column_option
+@separator_option
 def train_tokenizer(
     sources: tuple[str, ...],
     vocabulary_size: int,
@@ -168,17 +162,26 @@ def train_tokenizer(
 ) -> None:
     """Train a tokenizer, a byte-level BPE, on the documents of SOURCES."""
     from arb_ternary.errors import UsageProblem
-    from arb_ternary_text.data.documents import Corpus, find_documents
-    from arb_ternary_text.data.train_tokenizer import train_bpe, write_tokenizer
+    from arb_ternary_text.data.train_tokenizer import train_bpe
+    from arb_ternary_train.directory import write_json
 
     if out.suffix != ".json":
         raise UsageProblem(f"{out}: the file of a tokenizer ends in .json")
     if out.exists():
         raise UsageProblem(f"{out}: exists already", "Choose another name.")
-    corpus = Corpus(find_documents(sources), column, separator)
+    corpus = _corpus(sources, column, separator)
     tokenizer = train_bpe(corpus, vocabulary_size, special, chat=chat)
-    write_tokenizer(tokenizer, out)
+    write_json(out, tokenizer.to_json())
     click.echo(f"{out}: {tokenizer.vocabulary_size:,} ids")
+
+
+def _corpus(sources: tuple[str, ...], column: str, separator: str | None) -> Corpus:
+    from arb_ternary.errors import UsageProblem
+    from arb_ternary_text.data.documents import Corpus, find_documents
+
+    if separator == "":
+        raise UsageProblem("--separator: it must not be empty", "Leave it out.")
+    return Corpus(find_documents(sources), column, separator)
 
 
 def _length(file: Path) -> int:

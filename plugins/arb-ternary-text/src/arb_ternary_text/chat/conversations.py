@@ -75,7 +75,7 @@ class Conversation:
 
 @attrs.frozen
 class Conversations:
-    """What was read from files.
+    """Conversations that were read from files.
 
     Attributes:
         items: the conversations, in the order of the files.

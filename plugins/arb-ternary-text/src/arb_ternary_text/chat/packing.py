@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import attrs
@@ -26,6 +27,29 @@ class Documents:
     ids: NDArray[Any]
     learned: NDArray[np.bool_]
     starts: NDArray[np.int64]
+
+    @classmethod
+    def join(
+        cls, documents: Sequence[tuple[Sequence[int], Sequence[bool]]], vocabulary_size: int
+    ) -> Documents:
+        """Return documents from the ids of each, and which of them are learned.
+
+        Args:
+            documents: at least one.
+            vocabulary_size: number of ids, which the dtype is chosen for.
+        """
+        lengths = [len(ids) for ids, _ in documents]
+        dtype = np.min_scalar_type(vocabulary_size - 1)
+        return cls(
+            ids=np.concatenate([ids for ids, _ in documents]).astype(dtype),
+            learned=np.concatenate([learned for _, learned in documents]).astype(bool),
+            starts=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        )
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens of the longest document."""
+        return int(np.diff(self.starts).max())
 
     def __len__(self) -> int:
         return len(self.starts) - 1

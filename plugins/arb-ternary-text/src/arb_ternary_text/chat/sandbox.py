@@ -51,7 +51,7 @@ class RaisedError(jinja2.TemplateError):
 
 
 class Work:
-    """What a template has done so far.
+    """The work of a template so far.
 
     Args:
         limit: characters and steps after which it is stopped.
@@ -76,7 +76,7 @@ class Work:
 
 
 class Spans:
-    """What the blocks ``{% generation %}`` of a template have written.
+    """The texts that the blocks ``{% generation %}`` of a template have written.
 
     Attributes:
         length: characters that the template has written so far.

@@ -323,7 +323,7 @@ def split_conversations(
     Raises:
         DataError: there are too few different conversations.
     """
-    hashes = [_content_hash(each) for each in conversations]
+    hashes = [content_hash(each) for each in conversations]
     different = sorted(set(hashes))
     cut = round(len(different) * share)
     if not 0 < cut < len(different):
@@ -338,7 +338,8 @@ def split_conversations(
     return train, validation
 
 
-def _content_hash(conversation: Conversation) -> str:
+def content_hash(conversation: Conversation) -> str:
+    """Return the SHA-256 in hexadecimal of what a conversation says, wherever it was read."""
     content = [conversation.messages, conversation.text]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -393,17 +394,14 @@ def _encode_all(
     _log_spelled(tokenizer, conversations, name)
     if not encoded:
         raise DataError(f"the {name} conversations: the chat template refuses all of them")
-    ids = np.concatenate([each.ids for each in encoded])
-    lengths = [len(each.ids) for each in encoded]
+    documents = Documents.join(
+        [(each.ids, each.learned) for each in encoded], tokenizer.vocabulary_size
+    )
     _log.info(
         "chat: %d %s conversations, %s tokens, the longest has %s",
-        *(len(encoded), name, f"{len(ids):,}", f"{max(lengths):,}"),
+        *(len(documents), name, f"{len(documents.ids):,}", f"{documents.longest:,}"),
     )
-    return Documents(
-        ids.astype(np.min_scalar_type(tokenizer.vocabulary_size - 1)),
-        np.concatenate([each.learned for each in encoded]).astype(bool),
-        np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-    )
+    return documents
 
 
 def _log_skipped(name: str, skipped: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from arb_ternary_text.cli.options import sampling_options
+from arb_ternary_text.cli.options import sampling_options, stop_option
 from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 @click.option("--prompt", default="\n", help="Text to continue; default: a new line.")
 @click.option("--max-new-tokens", type=click.IntRange(min=0), default=200, show_default=True)
 @sampling_options
-@click.option(
-    "--stop",
-    "stops",
-    multiple=True,
-    help="Text at which to stop, beside the end tokens of the model; it is not shown. Repeatable.",
-)
+@stop_option
 @click.option(
     "--unroll",
     is_flag=True,
@@ -62,7 +57,7 @@ def generate(
     """
     wait_passively()
     from arb_ternary.errors import UsageProblem
-    from arb_ternary_text.data.tokenizers import encode_letters, from_json, special_tokens
+    from arb_ternary_text.data.tokenizers import encode_prompt, from_json, special_tokens
     from arb_ternary_text.models.generate import CachedModel, streamed_text, text_until
     from arb_ternary_text.models.generate import generate as draw
     from arb_ternary_train.restore import load_run
@@ -92,9 +87,7 @@ def generate(
         )
     tokenizer = from_json(attached["tokenizer"])
     special = special_tokens(tokenizer)
-    prompt_ids = encode_letters(tokenizer, prompt)
-    if special.adds_bos and special.bos is not None:
-        prompt_ids = [special.bos, *prompt_ids]
+    prompt_ids = encode_prompt(tokenizer, prompt)
     drawn = generator(
         prompt_ids,
         max_new_tokens=max_new_tokens,

@@ -32,6 +32,14 @@ _seed = click.option(
     help="The same seed gives the same result; default: a different one each time.",
 )
 
+#: Option ``stops: tuple[str, ...]`` of commands that draw text.
+stop_option = click.option(
+    "--stop",
+    "stops",
+    multiple=True,
+    help="Text at which to stop, beside the end tokens of the model; it is not shown. Repeatable.",
+)
+
 
 def sampling_options(command: _Command) -> _Command:
     """Add ``--temperature``, ``--top-k``, ``--top-p`` and ``--seed`` to a command.

@@ -41,10 +41,12 @@ class MixtureSampler(Sampler):
         self, windows: Sequence[int], shares: Sequence[float], batch_size: int, seed: int
     ) -> None:
         self._windows = list(windows)
-        self._first: list[int] = np.concatenate(([0], np.cumsum(self._windows))).tolist()
-        ends = np.cumsum(shares) / sum(shares) * sum(windows)
+        self._first = first_windows(windows)
         #: Number of the first slot of each stream in an epoch, and of all.
-        self._slots: list[int] = [0, *np.rint(ends).astype(int).tolist()]
+        self._slots = [0]
+        for count in range(1, len(shares) + 1):
+            share = sum(shares[:count]) / sum(shares)
+            self._slots.append(round(share * sum(windows)))
         self._stream_orders: dict[tuple[int, int], NDArray[np.int64]] = {}
         super().__init__(sum(windows), batch_size, seed, "random", "the mixture")
 
@@ -79,6 +81,14 @@ class MixtureSampler(Sampler):
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "slots": list(self._slots)}
+
+
+def first_windows(windows: Sequence[int]) -> list[int]:
+    """Return the number of the first window of each stream over all streams, and of all windows."""
+    firsts = [0]
+    for count in windows:
+        firsts.append(firsts[-1] + count)
+    return firsts
 
 
 @attrs.frozen(eq=False)
@@ -128,7 +138,7 @@ class MixtureSource:
             )
         windows = self._windows(request.block_size)
         sampler = MixtureSampler(windows, self.shares, request.batch_size, request.seed)
-        firsts = np.concatenate(([0], np.cumsum(windows))).astype(np.int64)
+        firsts = np.array(first_windows(windows), dtype=np.int64)
         return SampledBatches(
             sampler,
             lambda indices_B: self._read(indices_B, firsts, request.block_size),

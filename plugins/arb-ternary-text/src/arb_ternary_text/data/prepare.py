@@ -27,6 +27,7 @@ from arb_ternary_text.data.tokenizers import (
     encode_letters,
     special_tokens,
 )
+from arb_ternary_train.directory import write_json
 
 TOKENS: Final = "tokens.bin"
 INDEX: Final = "tokens.json"
@@ -124,7 +125,7 @@ def prepare(
     if state is None:
         _begin(folder, tokenizer)
         state = Prepared(dtype, settings)
-        _write_json(folder / _PROGRESS, attrs.asdict(state))
+        write_json(folder / _PROGRESS, attrs.asdict(state))
     else:
         state = _same(state, settings, folder)
     seen = _restore(folder, state)
@@ -159,7 +160,7 @@ def prepare(
             state = _close_segment(folder, state, segment, tokens, digests)
     if not state.tokens:
         raise DataError(f"{', '.join(map(str, corpus.files))}: there is no document with text")
-    _write_json(folder / INDEX, attrs.asdict(state))
+    write_json(folder / INDEX, attrs.asdict(state))
     (folder / _PROGRESS).unlink()
     (folder / _DIGESTS).unlink()
     return state
@@ -236,7 +237,7 @@ def _close_segment(
         os.fsync(file.fileno())
     done = Segment(segment.tokens, segment.hasher.hexdigest())
     state = attrs.evolve(state, segments=(*state.segments, done))
-    _write_json(folder / _PROGRESS, attrs.asdict(state))
+    write_json(folder / _PROGRESS, attrs.asdict(state))
     return state
 
 
@@ -313,7 +314,7 @@ def _begin(folder: Path, tokenizer: Tokenizer) -> None:
             f"{folder}: there are other files in it", "Give the name of a new folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / TOKENIZER, tokenizer.to_json())
+    write_json(folder / TOKENIZER, tokenizer.to_json())
 
 
 def _settings(corpus: Corpus, tokenizer: Tokenizer) -> str:
@@ -349,13 +350,3 @@ def _read(path: Path) -> Prepared | None:
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: it is damaged: {error}", "Delete the folder.") from error
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that is whole or not there, also after a loss of power."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -293,6 +293,13 @@ def encode_letters(tokenizer: Tokenizer, text: str) -> list[int]:
     return base.encode_letters(text) if isinstance(base, FileTokenizer) else base.encode(text)
 
 
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode a text to continue: letters, behind BOS if the model begins every text with it."""
+    special = special_tokens(tokenizer)
+    ids = encode_letters(tokenizer, text)
+    return [special.bos, *ids] if special.adds_bos and special.bos is not None else ids
+
+
 def token_text(tokenizer: Tokenizer, token: int | None) -> str | None:
     """Return the text that stands for a control token in templates; None for None."""
     base = base_tokenizer(tokenizer)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Final
 
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
@@ -81,10 +79,3 @@ def train_bpe(
         end = tokenizer.token_to_id(CHAT_TOKENS[-1])
         known = SpecialTokens(eos=(end, 0), pad=0, chat_template=CHATML)
     return LanguageTokenizer(FileTokenizer(tokenizer.to_str()), known)
-
-
-def write_tokenizer(tokenizer: LanguageTokenizer, path: Path) -> None:
-    """Write a tokenizer to a file that is whole or not there."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(tokenizer.to_json()), encoding="utf-8")
-    partial.replace(path)
