@@ -44,6 +44,7 @@ from arb_ternary_train.evaluate import Evaluation, evaluate, forward_arguments, 
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.model_options import apply_model_options
 from arb_ternary_train.model_state import run_of
+from arb_ternary_train.progress import format_bytes, format_duration
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.restore import TrainedRun, load_run
 from arb_ternary_train.runner import RunRequest, train
@@ -317,9 +318,9 @@ def _before(
             seconds = _seconds_per_step(run, data, masking, config)
             stored = audit(run.model)
             tell(
-                f"{stored.parameters:,} weights, {_in_mib(_nbytes(run))} MiB with all that they "
+                f"{stored.parameters:,} weights, {format_bytes(_nbytes(run))} with all that they "
                 f"learn by, besides activations; {phase.steps:,} steps of {phase.batch_size} x "
-                f"{phase.block_size} tokens, about {_duration(phase.steps * seconds)}"
+                f"{phase.block_size} tokens, about {format_duration(phase.steps * seconds)}"
             )
         before = evaluate(
             run.model,
@@ -363,18 +364,6 @@ def _seconds_per_step(
 
 def _nbytes(run: TrainedRun) -> int:
     return sum(tensor.nbytes for tensor in (*run.model.parameters(), *run.model.buffers()))
-
-
-def _in_mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"
 
 
 # --- after the training

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ from arb_ternary.errors import ArbError
 from arb_ternary.specs import ModelSpec
 from arb_ternary.ternary.module import DRAW_TRITS
 from arb_ternary_train.audit import audit
+from arb_ternary_train.progress import format_bytes
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
@@ -34,7 +36,8 @@ _NAMED: Final = 4
 #: Bytes of a token that is read and of its target, and of a feature in the shortest number format.
 _TOKEN_BYTES: Final = 16
 _FEATURE_BYTES: Final = 2
-_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+#: A size in an error may be far beyond any memory.
+_format: Final = partial(format_bytes, largest="EiB")
 
 
 def free_memory(device: torch.device) -> int:
@@ -71,8 +74,8 @@ def check_model_fits(choice: Choice[ModelSpec], vocabulary_size: int) -> None:
     named = sorted(raised or sizes, key=lambda path: -sizes[path])[:_NAMED]
     options = ", ".join(f"{show_path(path)} ({sizes[path]})" for path in named)
     raise ArbError(
-        f"model: needs {_in_units(nbytes)} of memory for {parameters:,} parameters and the state "
-        f"that they learn by, and {_in_units(free)} are free",
+        f"model: needs {_format(nbytes)} of memory for {parameters:,} parameters and the "
+        f"state that they learn by, and {_format(free)} are free",
         f"Lower the options that make it large: {options}. The data have {vocabulary_size} ids.",
     )
 
@@ -96,8 +99,8 @@ def check_batches_fit(config: RunConfig, device: torch.device) -> None:
         if nbytes > free:
             where = show_path(("phases", index))
             raise ArbError(
-                f"{where}: a micro-batch needs at least {_in_units(nbytes)} of memory, and "
-                f"{_in_units(free)} are free on {device}",
+                f"{where}: a micro-batch needs at least {_format(nbytes)} of memory, and "
+                f"{_format(free)} are free on {device}",
                 f"Lower {where}.batch_size ({samples}) or {where}.block_size ({length}); "
                 "gradient_accumulation_steps makes a step of several micro-batches.",
             )
@@ -188,9 +191,3 @@ def _with_option(choice: Choice[Any], path: ConfigPath, value: int) -> Choice[An
     if len(path) > 1:
         changed = _with_option(getattr(choice.options, name), path[1:], value)
     return evolve(choice, options=evolve(choice.options, **{name: changed}))
-
-
-def _in_units(nbytes: int) -> str:
-    """Return a number of bytes with its unit, such as ``1.5 GiB``."""
-    power = min(max(nbytes.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
-    return f"{nbytes / 1024**power:,.1f} {_UNITS[power]}"

@@ -34,11 +34,12 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def format_bytes(number: int) -> str:
-    """Return a size such as ``512 B``, ``1.5 KiB`` or ``20.0 MiB``, in units up to GiB."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
+def format_bytes(number: int, largest: str = "GiB") -> str:
+    """Return a size such as ``512 B``, ``1.5 KiB`` or ``20.0 MiB``, in units up to ``largest``."""
+    units = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    for power in range(units.index(largest) + 1, 0, -1):
+        if number >= 1024**power:
+            return f"{number / 1024**power:.1f} {units[power - 1]}"
     return f"{number} B"
 
 

@@ -174,8 +174,7 @@ def write_special_tokens(folder: Path, tokenizer: Tokenizer) -> None:
     if special.chat_template is not None:
         (folder / TEMPLATE_FILE).write_text(special.chat_template, encoding="utf-8")
     settings = special_token_settings(tokenizer)
-    texts = {role: text for role, text in settings.items() if role.endswith("_token")}
-    texts = {role: text for role, text in texts.items() if isinstance(text, str)}
+    texts = {role: text for role, text in settings.items() if isinstance(text, str)}
     if texts:
         (folder / _SPECIAL_MAP).write_text(json.dumps(texts, indent=2) + "\n", encoding="utf-8")
 
