@@ -86,9 +86,7 @@ def command(config: Path, directory: Path, *more: str) -> list[str]:
 
 def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     # A plugin that a test writes can be imported too.
-    paths = (
-        [str(Path(arguments[arguments.index("train") + 1]).parent)] if "train" in arguments else []
-    )
+    paths = [str(Path(each).parent) for each in arguments if each.endswith(".yaml")]
     paths += [path for path in sys.path if path]
     environment = for_child(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(paths), **variables)
     return subprocess.run(
@@ -114,6 +112,52 @@ def test_torchrun_restarts_killed_ranks_with_the_same_bytes(
     assert launched.stderr.count("step 4: validation loss") == 1 + 1
     assert launched.stdout.count("tokens trained on") == 1
     same_files(one, two)
+
+
+MANIFEST = """
+version: 2
+name: both
+targets:
+  - name: one
+    system:
+      ref: system.language_model
+      config: {width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [norms]}
+    config:
+      data: {name: text, path: TEXT, tokenizer: characters}
+      threads: 1
+      deterministic: true
+      checkpoint: {every: 3, keep: 2}
+      plugins: [killer.py]
+      trackers: [killer]
+    trainer: trainer.standard
+    runs:
+      - {id: first, mode: train, seed: 0, steps: 4, train: &train {
+          batch_size: 2, block_size: 8, gradient_accumulation_steps: 2, eval_every: 4,
+          eval_batches: 3}}
+      - {id: second, mode: train, seed: 1, steps: 8, train: *train}
+"""
+
+
+def test_a_manifest_trains_on_ranks_and_is_restarted_with_the_same_bytes(
+    text: Path, tmp_path: Path, same_files: Compare
+) -> None:
+    """The killer ends rank 0 in the second run, so that the first is finished at the restart."""
+    (tmp_path / "killer.py").write_text(KILLER)
+    manifest = tmp_path / "both.yaml"
+    manifest.write_text(MANIFEST.replace("TEXT", str(text)))
+    one = tmp_path / "one"
+    runs = tmp_path / "runs"
+    arguments = ["-m", "arb_ternary", "run", str(manifest), "--run-dir", str(runs)]
+    alone = finish([sys.executable, *arguments])
+    assert alone.returncode == 0, alone.stderr
+    # The second run records the path of the first.
+    runs.rename(one)
+    launched = finish([*TORCHRUN, "--max-restarts", "1", *arguments])
+    assert launched.returncode == 0, launched.stderr
+    assert "continuing from step-00000003" in launched.stderr
+    assert launched.stdout.count("finished already") == 1
+    for name in ("first", "second"):
+        same_files(one / "one" / name, runs / "one" / name)
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_variables_that_contradict_each_other(
 
 
 def test_a_command_of_one_process_refuses_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_single_process("arb run")
+    require_single_process("arb run --dry-run")
     launched(monkeypatch, **TORCHRUN)
-    with pytest.raises(UsageProblem, match="arb run: 4 processes were started together"):
-        require_single_process("arb run")
+    with pytest.raises(UsageProblem, match="--dry-run: 4 processes were started"):
+        require_single_process("arb run --dry-run")

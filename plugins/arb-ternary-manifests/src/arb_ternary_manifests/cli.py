@@ -53,14 +53,20 @@ def run(
     """Run the targets of MANIFEST. Each run of a target starts from the weights of the run before.
 
     A run's directory is RUN-DIR/TARGET/ID. A failed check ends the manifest with exit code 1.
+
+    Under torchrun (torchrun --nproc_per_node N -m arb_ternary run MANIFEST) N processes train each
+    run together, with the results of one process; this needs the package arb-ternary-distributed.
     """
     wait_passively()
     from arb_ternary.errors import UsageProblem
     from arb_ternary_manifests.document import read_manifest
+    from arb_ternary_manifests.execution import execute
     from arb_ternary_manifests.plan import plan
     from arb_ternary_train.launcher import require_single_process
+    from arb_ternary_train.world import init_world
 
-    require_single_process("arb run")
+    if dry_run:
+        require_single_process("arb run --dry-run")
     if no_probe and not dry_run:
         raise UsageProblem("--no-probe: nothing is timed without --dry-run")
     if dry_run and resume:
@@ -74,14 +80,25 @@ def run(
         _show_dry_run(file, directory, probe=not no_probe, as_json=as_json)
         return
 
-    planned = plan(file, directory, dry=False, files=lambda target: directory / target)
+    with init_world("cpu") as world:
+        # One rank after another: each writes the same tokenizer of a teacher.
+        for rank in range(world.size):
+            if rank == world.rank:
+                planned = plan(file, directory, dry=False, files=lambda target: directory / target)
+            world.barrier("the plan of the manifest")
+        is_main = world.is_main
     command = ["arb", "run", str(manifest)]
     for name in chosen:
         command += ["--target", name]
     for text in overrides:
         command += ["-o", text]
     command += ["--run-dir", str(directory), "--resume"]
-    _execute(planned, resume=resume, resume_command=shlex.join(command), as_json=as_json)
+    resume_command = shlex.join(command)
+    if is_main:
+        _execute_and_show(planned, resume=resume, resume_command=resume_command, as_json=as_json)
+        return
+    for _ in execute(planned, resume=resume, resume_command=resume_command):
+        pass
 
 
 def _default_directory(file: ManifestFile) -> Path:
@@ -91,7 +108,7 @@ def _default_directory(file: ManifestFile) -> Path:
     return RUNS / (name if file.variant is None else f"{name}-{file.variant}")
 
 
-def _execute(
+def _execute_and_show(
     planned: list[PlannedRun], *, resume: bool, resume_command: str, as_json: bool
 ) -> None:
     from arb_ternary_manifests.execution import execute

@@ -139,5 +139,5 @@ def require_single_process(command: str) -> None:
     if process is not None and process.size > 1:
         raise UsageProblem(
             f"{command}: {process.size} processes were started together, and it works in one",
-            "Start it without torchrun; `arb train` trains a config of it on several.",
+            "Start it without torchrun.",
         )
