@@ -46,7 +46,8 @@ class Study:
 
 def load(path, overrides):
     loaded = load_as(Study, path, overrides)
-    return evolve(loaded, summary=f"{loaded.config.steps} steps")
+    notes = ["that takes long"] if loaded.config.steps >= 1000 else []
+    return evolve(loaded, summary=f"{loaded.config.steps} steps", notes=notes)
 
 
 @hookimpl
@@ -317,7 +318,17 @@ def test_validate_prints_faults_as_json_with_the_same_exit_code() -> None:
         "path": "arb.yaml",
         "valid": True,
         "faults": [],
+        "notes": [],
     }
+
+
+@pytest.mark.usefixtures("study")
+def test_validate_shows_notes() -> None:
+    Path("arb.yaml").write_text("steps: 1000\noptimizer: slow\n")
+    assert output("validate", "arb.yaml") == (
+        "arb.yaml: valid: 1000 steps\nnote: that takes long\n"
+    )
+    assert json.loads(output("validate", "arb.yaml", "--json"))["notes"] == ["that takes long"]
 
 
 def test_validate_exits_with_3_if_something_is_not_installed(install_plugin: Any) -> None:

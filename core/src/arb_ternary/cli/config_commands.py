@@ -161,11 +161,12 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
         print_json({"path": str(path), "valid": False, "faults": described})
         click.get_current_context().exit(error.exit_code)
     if as_json:
-        print_json({"path": str(path), "valid": True, "faults": []})
-    elif loaded.summary:
-        click.echo(f"{path}: valid: {loaded.summary}")
-    else:
-        click.echo(f"{path}: valid")
+        notes = list(loaded.notes)
+        print_json({"path": str(path), "valid": True, "faults": [], "notes": notes})
+        return
+    click.echo(f"{path}: valid: {loaded.summary}" if loaded.summary else f"{path}: valid")
+    for note in loaded.notes:
+        click.echo(f"note: {note}")
 
 
 def _check_backend(loaded: LoadedConfig[Any]) -> None:

@@ -8,7 +8,7 @@ Size, depth and what aliases expand to are limited, so that every file is read i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import yaml
@@ -124,12 +124,14 @@ class LoadedConfig(Generic[T]):
         origins: where each value of ``to_plain(config)`` came from, by path.
         source: the file, as the user named it.
         summary: a description in a few words; may be empty.
+        notes: what the user should know about it, a sentence each.
     """
 
     config: T
     origins: Mapping[Path, Origin] = field(factory=dict)
     source: str = ""
     summary: str = ""
+    notes: Sequence[str] = ()
 
 
 def read_yaml(text: str, source: str) -> Document:

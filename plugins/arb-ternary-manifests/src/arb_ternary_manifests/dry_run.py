@@ -18,6 +18,7 @@ from arb_ternary_train.audit import audit
 from arb_ternary_train.auto_options import resolve_auto_options
 from arb_ternary_train.build import built_module, require_protocol, undrawn
 from arb_ternary_train.capabilities import parts_added_by, planned_steps
+from arb_ternary_train.combinations import policy_notes
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.growing_batches import tokens_in
 from arb_ternary_train.memory import meta_model
@@ -97,7 +98,7 @@ def forecast(config: RunConfig, *, probe: bool) -> RunForecast:
     notes: list[str] = []
     resolved = resolve_auto_options(_on_this_machine(config, notes))
     config = resolved.config
-    notes += resolved.notes()
+    notes += [*resolved.notes(), *policy_notes(config)]
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     model = _sized_model(config, data.vocabulary_size)
     counted = audit(model)
@@ -170,6 +171,7 @@ def _tokens_per_second(config: RunConfig, options: LoopOptions) -> float:
         "steps": min(_PROBE_STEPS, options.steps),
         "warmup_steps": 0,
         "eval_every": 0,
+        "policy": None,
     }
     if config.device == "cpu":  # perhaps in place of a device that this machine does not have
         changes |= {

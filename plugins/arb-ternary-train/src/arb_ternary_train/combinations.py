@@ -26,6 +26,22 @@ def find_contradictions(run: RunConfig) -> list[Fault]:
     return [*_faults(run, (), run, planned_parts(run)), *auto_option_faults(run)]
 
 
+def policy_notes(run: RunConfig) -> list[str]:
+    """Return what the step policies of ``run`` say about it before it begins, a sentence each.
+
+    The options of a policy that has something to say about a phase have
+    ``note_in_phase(run, phase, planned) -> str | None``.
+    """
+    notes = []
+    for index, phase in enumerate(run.phases):
+        policy = getattr(phase.options, "policy", None)
+        tell = getattr(getattr(policy, "options", None), "note_in_phase", None)
+        note = None if tell is None else tell(run, phase, planned_parts(run))
+        if note is not None:
+            notes.append(f"phases[{index}]: {note}")
+    return notes
+
+
 def planned_parts(run: RunConfig) -> Planned | None:
     """Return what ``run`` trains over all its phases; None if its model's options do not say.
 

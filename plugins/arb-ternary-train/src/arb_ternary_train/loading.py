@@ -20,7 +20,7 @@ from arb_ternary.config.yaml_document import Document, LoadedConfig
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.registry import Registry
-from arb_ternary_train.combinations import find_contradictions
+from arb_ternary_train.combinations import find_contradictions, policy_notes
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.exact import contradictions, make_exact
 from arb_ternary_train.requirements import unmet_requirements
@@ -112,7 +112,7 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
         f"{resolved.model.name} on {resolved.data.name}, {resolved.optimizer.name}, phases {phases}"
     )
     origins = {**value_origins(resolved, document), **changed}
-    return LoadedConfig(resolved, origins, document.source, summary)
+    return LoadedConfig(resolved, origins, document.source, summary, policy_notes(resolved))
 
 
 def _texts(document: Document, key: str) -> list[str]:

@@ -25,7 +25,7 @@ from arb_ternary_train.build import (
 )
 from arb_ternary_train.capabilities import attachments
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, no_fault
-from arb_ternary_train.combinations import find_contradictions
+from arb_ternary_train.combinations import find_contradictions, policy_notes
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory, write_json
@@ -220,7 +220,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), "
             f"{parts.device}{ranks}"
         )
-        for line in resolved.notes():
+        for line in [*resolved.notes(), *policy_notes(config)]:
             context.note(line)
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint)
