@@ -12,6 +12,7 @@ from arb_ternary.config.errors import show_path
 from arb_ternary.config.fields import config_fields, leaves, to_plain
 from arb_ternary.errors import ConfigError
 from arb_ternary_manifests.document import read_manifest
+from arb_ternary_manifests.dry_run import forecast
 from arb_ternary_manifests.plan import plan
 from arb_ternary_orchestrator.config import OrchestratorConfig
 from arb_ternary_train.config import RunConfig
@@ -124,3 +125,15 @@ def test_faults_have_the_line_of_the_key(line: str, fault: str) -> None:
     texts = [text for text in str(error.value).splitlines() if fault in text]
     assert texts, str(error.value)
     assert texts[0].removeprefix("error: ").startswith("m.yaml:13: ")
+
+
+def test_dry_run_says_how_many_comparisons_there_will_be() -> None:
+    # Two candidates of 100 steps are lost: of 900 + 200 steps 18.2 %.
+    (note,) = forecast(config_of("orchestrator_enabled: true"), probe=False).notes
+    assert note.startswith("phases[0]: the orchestrator makes no comparison in the 900 steps")
+    assert "loses 200 steps, 18.2% of all, and 'max_overhead' is 10%" in note
+
+
+def test_dry_run_times_steps_without_the_policy() -> None:
+    (phase,) = forecast(config_of("orchestrator_enabled: true"), probe=True).phases
+    assert phase.seconds is not None

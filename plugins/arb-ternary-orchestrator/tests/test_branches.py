@@ -213,11 +213,26 @@ def test_safety_strategy_continues_if_all_candidates_fail(
     assert (second["step"], second["reason"]) == (9, "safety")
 
 
+def test_batch_without_finite_loss_fails_no_candidate(
+    tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _poison(monkeypatch, lambda loop: loop.microbatches == 10 and loop.model.training)
+    plain = tiny.run("plain", "phases.0.steps=16")
+    run = tiny.run("run", "phases.0.steps=16", policy=COMPARING)
+    (decision,) = run.decisions
+    assert (decision["reason"], decision["to"]) == ("periodic", "configured")
+    trials = {each["name"]: (each["failed"], each["steps"]) for each in decision["candidates"]}
+    assert trials["configured"] == (None, 3)
+    equal(run.trained, plain.trained)
+    assert run.steps == plain.steps
+
+
 def _poison(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool]) -> None:
+    """Make the losses of training and of probes NaN while something holds."""
     loss = TrainingLoop.loss
 
     def poisoned(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
         value = loss(self, batch, masked, output)
-        return value * float("nan") if when(self) and value.requires_grad else value
+        return value * float("nan") if when(self) else value
 
     monkeypatch.setattr(TrainingLoop, "loss", poisoned)

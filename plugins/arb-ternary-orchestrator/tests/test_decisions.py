@@ -30,6 +30,7 @@ class Situation:
     baseline: float | None = 2.0
     limit: float = 2.5
     grad_norm: float | None = 1.0
+    flip_rate: float | None = 0.001
     trend = Trend(0.0, 1.0, 1.0, 100)
 
     def count(self, window: int) -> int:
@@ -58,6 +59,7 @@ def reason(*arguments: Any, **options: Any) -> str | None:
 CAUSES: dict[str, dict[str, Any]] = {
     "safety": {"loss": 3.1},
     "spike": {"spikes": 3},
+    "flips": {"flip_rate": 0.031},
     "plateau": {"phase": "plateau"},
     "periodic": {"step": 600},
     "phase_change": {"phase": "late"},
@@ -77,9 +79,18 @@ def at_once(*causes: str, last: int = 0) -> str | None:
         facts |= CAUSES[cause]
     if "phase_change" in causes and "plateau" in causes:
         facts["phase"] = "plateau"
-    situation = Situation(phase=facts.get("phase", "mid"), spikes=facts.get("spikes", 0))
     return reason(
-        boundary, facts["step"], situation, loss=facts.get("loss", 2.0), manual=facts.get("manual")
+        boundary,
+        facts["step"],
+        situation_of(facts),
+        loss=facts.get("loss", 2.0),
+        manual=facts.get("manual"),
+    )
+
+
+def situation_of(facts: dict[str, Any]) -> Situation:
+    return Situation(
+        **{key: facts[key] for key in ("phase", "spikes", "flip_rate") if key in facts}
     )
 
 
@@ -108,7 +119,7 @@ def test_hysteresis_blocks_all_but_safety(cause: str) -> None:
     decide(boundary, 1000)
     boundary.decided(1000)
     facts = CAUSES[cause]
-    situation = Situation(phase=facts.get("phase", "mid"), spikes=facts.get("spikes", 0))
+    situation = situation_of(facts)
     for since in (0, 1, 199):
         found = reason(
             boundary,
@@ -120,6 +131,12 @@ def test_hysteresis_blocks_all_but_safety(cause: str) -> None:
         assert found == ("safety" if cause == "safety" else None)
     if cause not in ("safety", "periodic"):
         assert reason(boundary, 1200, situation, manual=facts.get("manual")) == cause
+
+
+@pytest.mark.parametrize(("share", "due"), [(None, None), (0.03, None), (0.031, "flips")])
+def test_few_in_a_hundred_flips_are_far_too_many(share: float | None, due: str | None) -> None:
+    boundary = DecisionBoundary(OPTIONS)
+    assert reason(boundary, 300, Situation(flip_rate=share)) == due
 
 
 def test_hysteresis_counts_from_start_and_evaluations() -> None:
@@ -292,3 +309,47 @@ def test_state_roundtrip() -> None:
             second, step, situation, manual="lion"
         )
     assert first.state_dict() == second.state_dict()
+
+
+FLIPPING = {
+    "decision_interval": 1000,
+    "hysteresis": 12,
+    "eval_horizon": 4,
+    "telemetry_every": 2,
+    "window": 100,
+    "probe_batches": 0,
+}
+
+
+@pytest.mark.parametrize(
+    # Of 32 steps three candidates lose 8 of 40, which is 20 %, and two lose 4 of 36.
+    ("most", "count"),
+    [(0.2, 3), (0.19, 2)],
+)
+def test_far_too_high_rate_is_compared_with_the_lowest(most: float, count: int, tiny: Any) -> None:
+    options = {**FLIPPING, "max_overhead": most}
+    run = tiny.run("run", "phases.0.steps=32", "optimizer.ternary.lr=3.0", policy=options)
+    first, *others = run.decisions
+    assert (first["step"], first["reason"], first["from"]) == (12, "flips", "configured")
+    assert first["value"] > 0.03
+    # A quarter of the rate of votes, then half of it, then the one in use.
+    lowest, *half, current = (each["name"] for each in first["candidates"])
+    assert (lowest, current) == ("spike_resistant", "configured")
+    assert half in ([], ["conservative_adamw"], ["conservative_votes"])
+    assert len(half) == count - 2
+    assert not any(each["candidates"] for each in others)
+
+
+def test_usual_rate_is_not_too_high(tiny: Any) -> None:
+    run = tiny.run("run", "phases.0.steps=32", policy=FLIPPING)
+    assert run.decisions == []
+
+
+def test_rate_that_no_strategy_lowers_is_reported_once(tiny: Any) -> None:
+    options = {**FLIPPING, "initial_strategy": "spike_resistant", "max_overhead": 0.9}
+    run = tiny.run("run", "phases.0.steps=32", "optimizer.ternary.lr=12.0", policy=options)
+    (told,) = run.decisions
+    assert (told["reason"], told["step"]) == ("flips", 12)
+    assert told["not_begun"] == (
+        "no strategy has a lower rate of votes than spike_resistant: lower that of the config"
+    )

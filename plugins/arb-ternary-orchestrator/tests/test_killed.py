@@ -47,8 +47,10 @@ from arb_ternary_train.loop_state import Snapshot
 loss = TrainingLoop.loss
 def disturbed(self, batch, masked, output):
     value = loss(self, batch, masked, output)
-    if value.requires_grad and self.microbatches in (18, 24):
-        value = value * (10.0 if self.microbatches == 18 else float("nan"))
+    if value.requires_grad and self.microbatches == 18:
+        value = value * 10.0
+    if self.microbatches == 24:  # the probe fails as well, as with broken weights
+        value = value * float("nan")
     return value
 TrainingLoop.loss = disturbed
 

@@ -101,9 +101,19 @@ def test_flip_rates() -> None:
     telemetry.observe(seen)
     numbers = telemetry.numbers()
     assert numbers["flip_rates"] == {"blocks.0.up": 1 / 64}
+    assert telemetry.flip_rate == 1 / 64, "of the modules whose flips were counted"
     assert numbers["module_grad_norms"] == {"blocks": 0.4}
     assert (numbers["grad_norm"], numbers["update_ratio"], numbers["lr"]) == (0.5, 0.001, 0.01)
     json.dumps(numbers, allow_nan=False)
+
+
+def test_flip_rate_is_that_of_all_trits_of_the_last_step() -> None:
+    telemetry = Telemetry(weights={"up": 300, "down": 100})
+    assert telemetry.flip_rate is None
+    telemetry.observe(Observation(1, 2.0, flips={"up": 3, "down": 5}))
+    assert telemetry.flip_rate == 8 / 400
+    telemetry.observe(Observation(2, 2.0))
+    assert telemetry.flip_rate is None
 
 
 def zigzag(count: int, slope: float, noise: float) -> np.ndarray[Any, Any]:

@@ -205,3 +205,69 @@ def test_defaults_fit_every_model(parts: str) -> None:
     for name in STRATEGIES:
         write(f"initial_strategy: {name}", parts)
         load_config("run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "told"),
+    [
+        # A comparison of three loses 200 steps, of two 100: of 1,500 + 200 steps 11.8 %.
+        (
+            1500,
+            "decision_interval: 500",
+            "makes no comparison in the 1,500 steps of the loop: one of 3 strategies loses 200 "
+            "steps, 11.8% of all, and 'max_overhead' is 10%; one is made with 'steps' 1,800, or "
+            "'eval_horizon' 83, or 'max_overhead' 0.12",
+        ),
+        (1800, "decision_interval: 500", "makes 1 comparison of 3 strategies in the 1,800 steps"),
+        (1500, "max_candidates: 2", "makes 1 comparison of 2 strategies in the 1,500 steps"),
+        (1500, "eval_horizon: 83", "makes 1 comparison of 3 strategies in the 1,500 steps"),
+        # One every 600 steps, if that is affordable: 5 lose 1,000 of 10,000.
+        (9000, "snapshots: 2", "makes 5 comparisons of 3 strategies in the 9,000 steps"),
+        (2400, "max_overhead: 0.5", "makes 4 comparisons of 3 strategies in the 2,400 steps"),
+        (
+            1500,
+            "max_overhead: 0.5\ndecision_interval: 1450",
+            "the first is due after 1450 and takes 100; it is made with 'steps' 1,550, or with a "
+            "lower 'decision_interval'",
+        ),
+        (1500, "max_overhead: 0", "'max_overhead' is 0%; one is made with 'max_overhead' 0.12"),
+        (
+            1500,
+            "strategies: []\ninitial_strategy: spike_resistant",
+            "compares nothing: only spike_resistant fits the model",
+        ),
+    ],
+)
+def test_number_of_comparisons_is_said(
+    steps: int, options: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(options, steps=steps)
+    assert main(["config", "validate", "run.yaml"]) == 0
+    _, note = capsys.readouterr().out.splitlines()
+    assert note.startswith("note: phases[0]: the orchestrator ")
+    assert told in note
+
+
+def test_comparisons_of_loops_of_unknown_length_are_not_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("arb_ternary_progressive")
+    Path("run.yaml").write_text(
+        f"data: shakespeare\nmodel: {PARTS['pure'][0]}\noptimizer: scaled_votes\nphases:\n"
+        "  - {name: progressive, target_stacks: 2, block_size: 16, orchestrator: {}}\n"
+    )
+    assert main(["config", "validate", "run.yaml"]) == 0
+    assert "note" not in capsys.readouterr().out
+    grown = Path("run.yaml").read_text().replace("{}}", "{}, steps_per_stack: 400}")
+    Path("run.yaml").write_text(grown)
+    assert main(["config", "validate", "run.yaml"]) == 0
+    assert "makes no comparison in the 400 steps of each loop" in capsys.readouterr().out
+
+
+def test_run_notes_the_number_of_comparisons_at_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("eval_horizon: 1\ndecision_interval: 1", steps=1)
+    assert main(["train", "run.yaml"]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "phases[0]: the orchestrator makes no comparison in the 1 steps of the loop" in told

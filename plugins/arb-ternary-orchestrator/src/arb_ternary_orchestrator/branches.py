@@ -68,11 +68,13 @@ class Trial:
 
 @frozen(eq=False)
 class Branch:
-    """A tried candidate, with its microbatches, their observations, and the loop at its end."""
+    """A tried candidate, with its microbatches, the observation of each if there is one, and the
+    loop at its end.
+    """
 
     trial: Trial
     drawn: Sequence[StepResult]
-    seen: Sequence[Observation]
+    seen: Sequence[Observation | None]
     end: Kept | None
 
 
@@ -175,16 +177,16 @@ def _try_out(loop: TrainingLoop, name: str, setting: Setting) -> Branch | None:
     first = loop.step
     loss_start = monitor.telemetry.ema
     drawn: list[StepResult] = []
-    seen: list[Observation] = []
+    seen: list[Observation | None] = []
     spikes = 0
     failed: str | None = None
     try:
         setting.strategies.switch(loop, name)
         while len(drawn) < setting.microbatches and failed is None:
             drawn.append(loop.train_step())
-            observation = setting.meter.after(loop, drawn[-1])
+            observation = observe(loop, drawn[-1], setting.meter, monitor)
+            seen.append(observation)
             if observation is not None:
-                seen.append(observation)
                 allowed = monitor.allowed
                 spikes += monitor.observe(observation)
                 if observation.loss > allowed:
@@ -218,6 +220,26 @@ def _try_out(loop: TrainingLoop, name: str, setting: Setting) -> Branch | None:
 
 
 # --- loss on further training samples
+
+
+def observe(
+    loop: TrainingLoop, drawn: StepResult, meter: Meter, monitor: Monitor
+) -> Observation | None:
+    """Return the observation of a microbatch that has just been drawn; None if there is none.
+
+    A microbatch whose loss is not finite was skipped, so it has changed nothing. It is observed
+    only if the model is at fault and not the batch.
+    """
+    seen = meter.after(loop, drawn)
+    if seen is not None and drawn.report is None and is_good(loop, monitor):
+        return None
+    return seen
+
+
+def is_good(loop: TrainingLoop, monitor: Monitor) -> bool:
+    """Return whether the model is as good on further training samples as ``monitor`` has seen."""
+    probe = draw_probe(loop, max(1, monitor.config.probe_batches))
+    return probe_loss(loop, probe) <= monitor.allowed
 
 
 def draw_probe(loop: TrainingLoop, batches: int) -> list[Batch]:

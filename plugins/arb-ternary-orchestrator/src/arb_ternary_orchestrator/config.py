@@ -17,7 +17,7 @@ from arb_ternary.config.options import (
     when,
 )
 from arb_ternary.optim.protocol import Planned
-from arb_ternary_orchestrator.validation import contradictions
+from arb_ternary_orchestrator.validation import contradictions, planned_comparisons
 
 _above_one = Rule("greater than 1", lambda value: value > 1, {"exclusiveMinimum": 1})
 _share = Rule(
@@ -129,3 +129,7 @@ class OrchestratorConfig:
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """Yield contradictions; see ``arb_ternary.optim.protocol.Planned``."""
         return contradictions(self, run, planned)
+
+    def note_in_phase(self, run: Any, phase: Any, planned: Planned | None) -> str | None:
+        """Say how many comparisons ``phase`` will make; see ``policy_notes`` of the loop."""
+        return planned_comparisons(self, run, phase, planned)

@@ -19,7 +19,8 @@ from arb_ternary_orchestrator.branches import (
     Setting,
     compare,
     draw_probe,
-    probe_loss,
+    is_good,
+    observe,
 )
 from arb_ternary_orchestrator.control import ControlFile, SwitchRequest
 from arb_ternary_orchestrator.decisions import DecisionBoundary, Trigger
@@ -28,7 +29,8 @@ from arb_ternary_orchestrator.rollback import Recovery, Ring, without_gradient
 from arb_ternary_orchestrator.snapshots import SnapshotMemory
 from arb_ternary_orchestrator.state import restore_state, state_of
 from arb_ternary_orchestrator.switching import Strategies
-from arb_ternary_orchestrator.telemetry import Meter, Monitor, Observation, is_seen
+from arb_ternary_orchestrator.telemetry import Meter, Monitor, Observation
+from arb_ternary_orchestrator.validation import share_lost
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_train.step import StepResult
 
@@ -186,7 +188,7 @@ class Orchestrator:
 
     def _draw(self) -> list[StepResult]:
         drawn = self._loop.train_step()
-        self._observe(drawn, self._meter.after(self._loop, drawn))
+        self._observe(drawn, observe(self._loop, drawn, self._meter, self._monitor))
         return [drawn]
 
     def _observe(self, drawn: StepResult, seen: Observation | None) -> None:
@@ -290,7 +292,7 @@ class Orchestrator:
             moment = self._ring.newest
             self._strategies.put_back(loop, moment.kept, moment.strategy, cursor=False)
             self._monitor.load_state_dict(moment.seen)
-            if len(self._ring) == 1 or self._is_good():
+            if len(self._ring) == 1 or is_good(loop, self._monitor):
                 break
             self._ring.drop_since(moment.step)
 
@@ -332,11 +334,6 @@ class Orchestrator:
         current = self._strategies.current
         self._report(trigger, current, started, not_begun=text, numbers=numbers)
 
-    def _is_good(self) -> bool:
-        """Return whether the model is as good on training samples as it was."""
-        probe = draw_probe(self._loop, max(1, self.config.probe_batches))
-        return probe_loss(self._loop, probe) <= self._monitor.allowed
-
     # --- comparisons
 
     def _microbatches(self) -> int:
@@ -346,20 +343,39 @@ class Orchestrator:
             per_step = sum(self._draws) / len(self._draws)
         return math.ceil(self.config.eval_horizon * per_step)
 
+    def _candidates(self, trigger: Trigger) -> int:
+        """Return how many strategies a comparison tries; fewer than configured if only so a rate
+        that is far too high can be lowered within ``max_overhead``.
+        """
+        count = min(self.config.max_candidates, len(self._strategies.names))
+        if trigger.reason == "flips":
+            while count > 2 and self._share_lost(count) > self.config.max_overhead:
+                count -= 1
+        return count
+
+    def _share_lost(self, count: int) -> float:
+        """Return the share of all steps that are lost after a comparison of ``count`` strategies
+        more.
+        """
+        lost = self.lost_steps + (count - 1) * self.config.eval_horizon
+        return share_lost(lost, self._loop.options.steps)
+
     def _may_compare(self, trigger: Trigger) -> bool:
         """Return whether a comparison can begin; report each reason against it once."""
         config = self.config
         options = self._loop.options
         current = self._strategies.current
-        count = min(config.max_candidates, len(self._strategies.names))
+        count = self._candidates(trigger)
         # If an optimizer decides how many microbatches a step takes, a candidate may take fewer.
         most = math.ceil(self._microbatches() / options.gradient_accumulation_steps)
         left = options.steps - self._loop.step
-        lost = self.lost_steps + (count - 1) * config.eval_horizon
-        share = lost / (lost + options.steps)
+        share = self._share_lost(count)
         if count < 2:
             cause = "alone"
             text = f"{current} is the only strategy that fits the model"
+        elif trigger.reason == "flips" and not self._strategies.slower():
+            cause = "slowest"
+            text = f"no strategy has a lower rate of votes than {current}: lower that of the config"
         elif most > left:
             cause = "end"
             text = f"that may take {most} steps, and {left} are left"
@@ -384,8 +400,11 @@ class Orchestrator:
         loop = self._loop
         before = self._strategies.current
         generator = derived_generator(loop.context.seed, loop.key, "bandit", loop.step)
-        suits = self._strategies.preferred(self._monitor.telemetry.phase)
-        names = self._bandit.choose(config.max_candidates, before, suits, generator)
+        if trigger.reason == "flips":
+            suits = self._strategies.slower()
+        else:
+            suits = self._strategies.preferred(self._monitor.telemetry.phase)
+        names = self._bandit.choose(self._candidates(trigger), before, suits, generator)
         self.log.note(
             f"{trigger.reason} ({trigger.metric} {trigger.value:.4g}): {len(names)} strategies are "
             f"compared"
@@ -415,9 +434,8 @@ class Orchestrator:
         winner = comparison.winner
         if winner is None:
             return self._draw()
-        seen = iter(winner.seen)
-        for drawn in winner.drawn:
-            self._observe(drawn, next(seen) if is_seen(drawn) else None)
+        for drawn, seen in zip(winner.drawn, winner.seen, strict=True):
+            self._observe(drawn, seen)
         return winner.drawn
 
     def _learn(self, trigger: Trigger, before: str, comparison: Comparison, started: float) -> None:

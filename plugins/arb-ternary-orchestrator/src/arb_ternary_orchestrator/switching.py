@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary_orchestrator.strategies import (
-    Strategy,
-    applicable,
-    find_strategy,
-    preferences,
-    strategies_named,
-    wrap_floats,
-)
+from arb_ternary_orchestrator.strategies import Strategy, preferences, wrap_floats
 from arb_ternary_orchestrator.strategies.carry import carry_state
+from arb_ternary_orchestrator.strategies.lookup import strategies_of
 
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
@@ -41,12 +35,13 @@ class Strategies:
     def __init__(self, config: OrchestratorConfig, loop: TrainingLoop) -> None:
         self._config = config
         self._configured = loop.context.config.optimizer
-        fixed = (config.initial_strategy, config.safety_strategy)
-        found = [find_strategy(name) for name in strategies_named(*fixed, config.strategies)]
-        if config.strategies is None:
-            kinds = collect_trainable(loop.model).parts.keys()
-            fitting = applicable(found, self._configured, kinds)
-            found = [each for each in found if each in fitting or each.name in fixed]
+        found = strategies_of(
+            config.initial_strategy,
+            config.safety_strategy,
+            config.strategies,
+            self._configured,
+            collect_trainable(loop.model).parts.keys(),
+        )
         self._by_name: dict[str, Strategy] = {each.name: each for each in found}
         self.current = "configured"
 
@@ -58,6 +53,14 @@ class Strategies:
     def preferred(self, phase: Phase) -> dict[str, float]:
         """Return the factor by which each strategy that suits ``phase`` is preferred."""
         return preferences(self._by_name.values(), phase)
+
+    def slower(self) -> dict[str, float]:
+        """Return how many times slower votes are under each strategy with a lower rate of votes
+        than the current one.
+        """
+        rate = self._by_name[self.current].ternary_rate
+        rates = {each.name: each.ternary_rate for each in self._by_name.values()}
+        return {name: rate / other for name, other in rates.items() if other < rate}
 
     def switch(self, loop: TrainingLoop, name: str) -> None:
         """Continue with ``name``; state that both optimizers have is carried over.

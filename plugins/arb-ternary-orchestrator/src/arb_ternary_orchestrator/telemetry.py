@@ -128,7 +128,7 @@ class Meter:
         """
         report = drawn.report
         if report is None:
-            if drawn.skip is None or not is_seen(drawn):
+            if drawn.skip is None or drawn.skip.what != "loss":
                 return None
             return Observation(loop.step, drawn.skip.value)
         rates = report.rates
@@ -159,11 +159,6 @@ class Meter:
         names = [name for name in self._trits if name in modules]
         counts = to_host([(modules[name].trits() != self._trits[name]).sum() for name in names])
         return dict(zip(names, counts, strict=True))
-
-
-def is_seen(drawn: StepResult) -> bool:
-    """Return whether a meter makes an observation of ``drawn``."""
-    return drawn.report is not None or (drawn.skip is not None and drawn.skip.what == "loss")
 
 
 def _square_sum(module: nn.Module) -> Tensor:
@@ -338,6 +333,12 @@ class Telemetry(Stateful):
             return "early"
         return "late" if done > _LATE else "mid"
 
+    @property
+    def flip_rate(self) -> float | None:
+        """Share of all trits that flipped in the last step; None if they were not counted."""
+        trits = sum(self.weights.get(name, 0) for name in self.last.flips)
+        return sum(self.last.flips.values()) / trits if trits else None
+
     def numbers(self) -> dict[str, Any]:
         """Return everything as plain values, for reports."""
         last = self.last
@@ -378,6 +379,7 @@ class Monitor(Stateful):
     """The running numbers of a loop, and the spikes of its losses and gradients.
 
     Attributes:
+        config: the options of the policy.
         telemetry: running numbers.
         losses: spikes of the losses.
         gradients: spikes of the norm of all gradients.
@@ -386,7 +388,7 @@ class Monitor(Stateful):
     state_names: ClassVar[tuple[str, ...]] = ("telemetry", "losses", "gradients")
 
     def __init__(self, config: OrchestratorConfig, loop: TrainingLoop) -> None:
-        self._config = config
+        self.config = config
         self._loop = loop
         options = loop.options
         shapes = {name: module.shape for name, module in ternary_modules(loop.model)}
@@ -413,10 +415,10 @@ class Monitor(Stateful):
     @property
     def allowed(self) -> float:
         """The loss above which training counts as exploded."""
-        return explosion_limit(self.losses, self._config.max_loss_increase)
+        return explosion_limit(self.losses, self.config.max_loss_increase)
 
     def copy(self) -> Monitor:
         """Return another monitor that has seen the same."""
-        copied = Monitor(self._config, self._loop)
+        copied = Monitor(self.config, self._loop)
         copied.load_state_dict(self.state_dict())
         return copied

@@ -1,14 +1,17 @@
-"""Contradictions between the options of the orchestrator and a run, before anything is built."""
+"""Checks of the options of the orchestrator in a run, before anything is built: contradictions,
+and how many comparisons there will be.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from arb_ternary.errors import ArbError
-from arb_ternary_orchestrator.strategies.lookup import effect, find_strategy
+from arb_ternary_orchestrator.strategies.lookup import effect, find_strategy, strategies_of
 from arb_ternary_orchestrator.strategies.transform import is_float, leaves_of, wrap_floats
-from arb_ternary_train.capabilities import has_own_loops
+from arb_ternary_train.capabilities import has_own_loops, planned_steps
 
 if TYPE_CHECKING:
     from arb_ternary.optim.protocol import Planned
@@ -20,6 +23,76 @@ _NEEDS_FLOATS = {
     "use_nowcasting": "nowcasting extrapolates the trajectory of a weight, and trits have none, "
     "they flip by votes",
 }
+
+
+def share_lost(lost: int, steps: int) -> float:
+    """Return the share of all steps that candidates lose in a loop of ``steps`` steps."""
+    return lost / (lost + steps)
+
+
+def planned_comparisons(
+    options: OrchestratorConfig, run: Any, phase: Any, planned: Planned | None
+) -> str | None:
+    """Return a sentence that says how many comparisons a phase with these options will make, and
+    what would give the first if it makes none; None if that is only known when it runs.
+
+    Args:
+        options: the options of the policy.
+        run: the ``RunConfig``.
+        phase: the phase, one of its ``phases``.
+        planned: what the run trains; None if its model does not say.
+    """
+    kinds = frozenset({"ternary", "float"}) if planned is None else planned.kinds
+    where = "the loop"
+    if has_own_loops(phase.options):
+        where = "each loop"
+        steps = phase.options.steps_of_loop
+    else:
+        steps = planned_steps(phase.options, run)
+    if steps is None:
+        return None
+
+    named = options.initial_strategy, options.safety_strategy, options.strategies
+    count = min(options.max_candidates, len(strategies_of(*named, run.optimizer, kinds)))
+    if count < 2:
+        return f"the orchestrator compares nothing: only {named[0]} fits the model"
+    interval = options.decision_interval
+    horizon = options.eval_horizon
+    most = options.max_overhead
+    lost = (count - 1) * horizon
+    due = steps // (interval + horizon)
+    number = 0
+    while number < due and share_lost((number + 1) * lost, steps) <= most:
+        number += 1
+    if number:
+        comparisons = "comparison" if number == 1 else "comparisons"
+        return (
+            f"the orchestrator makes {number} {comparisons} of {count} strategies in the "
+            f"{steps:,} steps of {where}, the first after {interval} at the latest"
+        )
+
+    text = f"the orchestrator makes no comparison in the {steps:,} steps of {where}: "
+    share = share_lost(lost, steps)
+    enough = interval + horizon
+    if share <= most:
+        return (
+            f"{text}the first is due after {interval} and takes {horizon}; it is made with "
+            f"'steps' {enough:,}, or with a lower 'decision_interval'"
+        )
+    remedies = []
+    if most > 0:
+        enough = max(enough, math.ceil(lost * (1 - most) / most))
+        remedies.append(f"'steps' {enough:,}")
+        affordable = math.floor(steps * most / ((1 - most) * (count - 1)))
+        if 0 < affordable <= steps - interval:
+            remedies.append(f"'eval_horizon' {affordable}")
+    if due:
+        remedies.append(f"'max_overhead' {math.ceil(100 * share) / 100:g}")
+    given = f"; one is made with {', or '.join(remedies)}" if remedies else ""
+    return (
+        f"{text}one of {count} strategies loses {lost:,} steps, {share:.1%} of all, and "
+        f"'max_overhead' is {most:.0%}{given}"
+    )
 
 
 def contradictions(

@@ -107,6 +107,31 @@ def applicable(
     return tuple(found)
 
 
+def strategies_of(
+    initial: str,
+    safety: str,
+    strategies: Iterable[str] | None,
+    configured: OptimizerChoice,
+    kinds: Collection[str],
+) -> tuple[Strategy, ...]:
+    """Return the strategies of :func:`strategies_named`, without built-in ones that make no
+    difference.
+
+    Args:
+        initial, safety, strategies: options of the run.
+        configured: the run's optimizer.
+        kinds: see :func:`applicable`.
+
+    Raises:
+        UsageProblem: a strategy does not exist.
+    """
+    found = [find_strategy(name) for name in strategies_named(initial, safety, strategies)]
+    if strategies is not None:
+        return tuple(found)
+    fitting = applicable(found, configured, kinds)
+    return tuple(each for each in found if each in fitting or each.name in (initial, safety))
+
+
 def preferences(strategies: Iterable[Strategy], phase: Phase) -> dict[str, float]:
     """Return the factor of each strategy that suits ``phase``, as ``Bandit.choose`` takes it."""
     return {strategy.name: PREFERENCE for strategy in strategies if phase in strategy.suits}
