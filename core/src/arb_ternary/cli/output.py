@@ -1,4 +1,4 @@
-"""Print tables and JSON: tables with rich on a terminal, as aligned plain lines elsewhere."""
+"""Print tables, JSON and notes. Tables are drawn with rich on a terminal, else as plain lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ import click
 def print_json(value: Any) -> None:
     """Print a value as one JSON document."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what was lost or rounded on the way, one line each, to standard error."""
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from arb_ternary.cli.output import print_notes
 from arb_ternary.errors import ArbError, UsageProblem, nearest
 from arb_ternary_chat.session import Session, Speed
 from arb_ternary_train.audit import audit
@@ -144,8 +145,7 @@ class Console:
 
     def _greet(self) -> None:
         model = self.session.model
-        for note in model.notes:
-            click.echo(f"note: {note}", err=True)
+        print_notes(model.notes)
         if not self.session.has_template:
             click.echo(
                 "note: the model has no chat template: it continues what you write", err=True

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from arb_ternary.cli.options import plugin_files
+from arb_ternary.cli.output import print_notes
 from arb_ternary_train.openmp import wait_passively
 
 
@@ -43,8 +44,7 @@ def import_command(
     if scales is not None:
         given.append(f"scales={scales}")
     found = find_source(source, name, given)
-    for note in import_model(found, run):
-        click.echo(f"note: {note}", err=True)
+    print_notes(import_model(found, run))
     click.echo(f"{run}: {found.name}, {source}")
     click.echo(
         f"train it further with: arb train {run}/config.yaml --init-from {run} --run-dir "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from arb_ternary.cli.options import as_json, plugin_files
-from arb_ternary.cli.output import print_json, print_table
+from arb_ternary.cli.output import print_json, print_notes, print_table
 
 
 @click.command()
@@ -59,5 +59,4 @@ def inspect(model: str, as_json: bool) -> None:
         )
     else:
         click.echo("--attention dba: not possible because the teacher normalises queries and keys")
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
+    print_notes(notes)

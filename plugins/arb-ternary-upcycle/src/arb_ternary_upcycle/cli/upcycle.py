@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from arb_ternary.cli.options import as_json, overrides, plugin_files
+from arb_ternary.cli.output import print_notes
 from arb_ternary_train.openmp import wait_passively
 from arb_ternary_upcycle.cli.inspect import inspect
 
@@ -192,8 +193,7 @@ def _write_config(model: str, out: Path, asked: dict[str, Any]) -> None:
         if asked[name] is not None and asked["attention"] != "dba":
             raise UsageProblem(f"--{name.replace('_', '-')}: has no effect without --attention dba")
     outline = read_outline(model)
-    for note in outline.notes:
-        click.echo(f"note: {note}", err=True)
+    print_notes(outline.notes)
     settings = run_config(outline, UpcycleOptions(**asked), out)
     document = apply_overrides(Document(settings, source=str(out / CONFIG)), changes)
     structure_run(document, manager().registry)
