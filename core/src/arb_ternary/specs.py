@@ -259,11 +259,11 @@ class ExporterSpec(Spec):
 
 @frozen(kw_only=True)
 class GeneratorSpec(Spec):
-    """Generates from the model of a run; ``arb generate RUN ...`` calls it.
+    """Generates from a model; ``arb generate SOURCE ...`` calls it.
 
     The target is a ``click.Command`` whose first argument is the run. Its options are those of
     ``arb generate`` for such runs. If several generators fit a run, the one that names most of its
-    components is used.
+    components is used. A model that another program has written fits a generator that names none.
 
     Attributes:
         models: names of the models that it supports; empty = any.

@@ -208,8 +208,9 @@ def choices_in(value: Any) -> Iterator[Choice[Any]]:
 _version = cache(version)
 
 
-def versions_of(config: RunConfig, backend: str) -> dict[str, str]:
-    """Return versions of Python, of numerical libraries, and of distributions that take part.
+def versions_of(config: Any, backend: str) -> dict[str, str]:
+    """Return versions of Python, of numerical libraries, and of the distributions of ``backend``
+    and of the components that ``config`` names.
 
     What is merely installed is not listed: it has no part in the run.
     """

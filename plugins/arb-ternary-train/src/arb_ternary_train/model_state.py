@@ -6,6 +6,7 @@ is a second copy of the model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -227,11 +228,16 @@ def run_of(source: Path) -> RunDirectory | None:
 
     None if there is no such run.
     """
-    for path in (source, source.resolve().parent.parent):
-        directory = RunDirectory(path)
-        if directory.exists():
-            return directory
-    return None
+    directory = RunDirectory(source)
+    if directory.exists():
+        return directory
+    # Another file in a folder of a run, such as an exported model, is not the run.
+    folder = source.resolve().parent
+    holder = RunDirectory(folder.parent)
+    if not holder.exists():
+        return None
+    is_checkpoint = folder == holder.checkpoints or os.path.lexists(source / "manifest.json")
+    return holder if is_checkpoint else None
 
 
 def load_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import (
@@ -13,6 +14,7 @@ from arb_ternary.specs import (
     PhaseSpec,
     TrackerSpec,
 )
+from arb_ternary_train import hookspecs
 from arb_ternary_train.launcher import VARIABLES as LAUNCHER_VARIABLES
 from arb_ternary_train.openmp import VARIABLES
 
@@ -22,6 +24,11 @@ ARB_API_VERSION = (1, 0)
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "runs: the standard phase, AdamW, checkpoints, evaluation"}
+
+
+@hookimpl
+def arb_register_hooks() -> Sequence[ModuleType]:
+    return (hookspecs,)
 
 
 @hookimpl
@@ -117,7 +124,7 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="generate",
             target="arb_ternary_train.cli.generate:generate",
-            summary="Draw from a run's model.",
+            summary="Draw from a model.",
         ),
         CommandSpec(
             name="plot",

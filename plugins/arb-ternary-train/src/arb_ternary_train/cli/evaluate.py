@@ -9,12 +9,13 @@ import click
 
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
+from arb_ternary.errors import UsageProblem
 from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run")
 @click.option(
     "--batches",
     type=click.IntRange(min=1),
@@ -23,14 +24,21 @@ from arb_ternary_train.openmp import wait_passively
 @load_options
 @as_json
 def evaluate(
-    run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool
+    run: str, batches: int | None, backend: str | None, device: str | None, as_json: bool
 ) -> None:
     """Evaluate RUN, a run directory or a checkpoint: held-out loss, baselines, audit."""
     wait_passively()
     from arb_ternary_train.audit import audit
+    from arb_ternary_train.model_source import find_run
     from arb_ternary_train.restore import load_run, measure
 
-    trained = load_run(run, backend=backend, device=device)
+    if find_run(run) is None:
+        raise UsageProblem(
+            f"{run}: is not a run, so there are no held-out samples to evaluate its model on",
+            f"`arb import {run} DIR` makes a run of a model. Name your data in DIR/config.yaml, "
+            f"then: arb eval DIR",
+        )
+    trained = load_run(Path(run), backend=backend, device=device)
     result, baselines = measure(trained, batches)
     counted = audit(trained.model)
     numbers: dict[str, Any] = {

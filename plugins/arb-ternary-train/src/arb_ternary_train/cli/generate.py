@@ -1,7 +1,8 @@
-"""``arb generate``: sample from a run's model, with the generator for such models."""
+"""``arb generate``: sample from a model, with the generator for such models."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +17,25 @@ if TYPE_CHECKING:
 
 
 class Handover(click.Command):
-    """A command that takes the options of the generator for the run among its arguments."""
+    """A command that takes the options of the generator for the model among its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the arguments, ``--help`` too, for the generator."""
+        from arb_ternary_train.model_source import find_run, is_address
         from arb_ternary_train.model_state import run_of
 
         named, rest = _taken_out(args, "--with")
         run = next((each for each in rest if run_of(Path(each)) is not None), None)
         if run is None:
-            if not rest or "--help" in rest:
-                click.echo(ctx.get_help())
-                ctx.exit()
-            # The last argument is most likely meant as the run; its error says what a run
-            # directory is.
-            run = rest[-1]
-        ctx.params = {"run": Path(run), "named": named, "arguments": rest}
+            # The generator reads the other model. Its own options are not known here, so that any
+            # argument may be the model if options come first.
+            likely = rest if not rest or rest[0].startswith("-") else rest[:1]
+            if not any(is_address(each) or os.path.lexists(each) for each in likely):
+                if not rest or "--help" in rest:
+                    click.echo(ctx.get_help())
+                    ctx.exit()
+                find_run(likely[-1])
+        ctx.params = {"source": run, "named": named, "arguments": rest}
         return []
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -62,56 +66,63 @@ def _names() -> tuple[str, ...]:
     return manager().registry.names("generator")
 
 
-def generator_for(config: RunConfig) -> Registered:
+def generator_for(config: RunConfig | None) -> Registered:
     """Return the generator for runs of ``config``: the most specific one that suits it.
+
+    None stands for a model that is no run. Generators that name no component suit it.
 
     Raises:
         UsageProblem: there is none, or two are equally specific.
     """
-    # Generators that suit the run, by how many of its parts they name.
+    model = masking = data = None
+    described = "a model that is no run"
+    if config is not None:
+        model, masking, data = config.model.name, config.masking.name, config.data.name
+        described = f"the model {model!r}"
+    # Generators that suit the model, by how many of its parts they name.
     suited: dict[int, list[Registered]] = {}
     for found in manager().registry.all("generator"):
         spec: Any = found.spec
         wanted = (
-            (spec.models, config.model.name),
-            (spec.masking, config.masking.name),
-            (spec.data, config.data.name),
+            (spec.models, model),
+            (spec.masking, masking),
+            (spec.data, data),
         )
         named = [name in names for names, name in wanted if names]
         if all(named):
             suited.setdefault(len(named), []).append(found)
     if not suited:
         raise UsageProblem(
-            f"generate: nothing that is installed draws from the model {config.model.name!r}",
+            f"generate: nothing that is installed draws from {described}",
             f"Generators are: {', '.join(_names()) or 'none'}. --with NAME takes one all the same.",
         )
     best = suited[max(suited)]
     if len(best) > 1:
         names = ", ".join(found.name for found in best)
-        raise UsageProblem(
-            f"generate: several draw from the model {config.model.name!r}: {names}", "--with NAME."
-        )
+        raise UsageProblem(f"generate: several draw from {described}: {names}", "--with NAME.")
     return best[0]
 
 
 @click.command(cls=Handover)
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.option(
     "--with", "named", metavar="NAME", help="Generator; default: the one for such models."
 )
 @click.pass_context
-def generate(ctx: click.Context, run: Path, named: str | None, arguments: list[str]) -> None:
-    """Sample from the model of RUN (a run directory or a checkpoint): text, pictures, sounds.
+def generate(
+    ctx: click.Context, source: str | None, named: str | None, arguments: list[str]
+) -> None:
+    """Sample from the model of SOURCE: text, pictures, sounds.
 
-    Options depend on the model: `arb generate RUN --help` shows those for RUN.
+    SOURCE is a run, a checkpoint, a GGUF file, a Hugging Face folder, or hf://org/name. Options
+    depend on the model: `arb generate SOURCE --help` shows those for SOURCE.
     """
     from arb_ternary.cli.numbers import limit_numbers
-    from arb_ternary_train.directory import RunDirectory
     from arb_ternary_train.loading import load_config
     from arb_ternary_train.model_state import run_of
 
-    directory = run_of(run) or RunDirectory.existing(run)
-    config = load_config(directory.config_file).config
+    directory = None if source is None else run_of(Path(source))
+    config = None if directory is None else load_config(directory.config_file).config
     found = generator_for(config) if named is None else manager().registry.get("generator", named)
     command = limit_numbers(found.load())
     command.main(arguments, prog_name=f"{ctx.command_path}", standalone_mode=False)
