@@ -13,7 +13,7 @@ import pytest
 
 from arb_ternary import load_model
 from arb_ternary.cli.main import main
-from arb_ternary_interchange.export import export_run
+from arb_ternary_interchange.export import export_model
 from arb_ternary_train.directory import RunDirectory
 
 STEPS = "6"
@@ -36,7 +36,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def gguf(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    export_run(run, path, "gguf")
+    export_model(run, path, "gguf")
     return path
 
 

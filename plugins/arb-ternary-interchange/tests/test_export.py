@@ -12,7 +12,7 @@ from torch import nn
 from arb_ternary.cli.main import main
 from arb_ternary.errors import ArbError, ConfigError, UsageProblem
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_interchange.export import export_run
+from arb_ternary_interchange.export import export_model
 from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
 from arb_ternary_train.checkpoint import read_checkpoint
 
@@ -20,7 +20,8 @@ from arb_ternary_train.checkpoint import read_checkpoint
 def test_an_export_holds_the_tensors_of_the_checkpoint(tiny: Any, tmp_path: Path) -> None:
     run, _ = tiny.run("run")
     destination = tmp_path / "deep" / "model.safetensors"
-    assert export_run(run.path, destination, "safetensors") == f"safetensors, step 8 of {run.path}"
+    exported = export_model(run.path, destination, "safetensors")
+    assert exported.summary == f"safetensors, step 8 of {run.path}"
     wanted = read_checkpoint(run.checkpoints / "step-00000008").model
     with safetensors.safe_open(destination, "pt") as file:
         metadata = json.loads(file.metadata()["arb_ternary"])
@@ -50,9 +51,9 @@ def test_an_export_replaces_a_file_by_a_complete_one_only(
 
 def test_unknown_exporters_and_options_are_refused(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="no exporter is called 'safetensor'"):
-        export_run(tmp_path, tmp_path / "x", "safetensor")
+        export_model(tmp_path, tmp_path / "x", "safetensor")
     with pytest.raises(ConfigError, match="level"):
-        export_run(tmp_path, tmp_path / "x", "safetensors", ["level=3"])
+        export_model(tmp_path, tmp_path / "x", "safetensors", ["level=3"])
 
 
 def test_an_export_that_writes_no_accumulators_is_given_none(
@@ -68,9 +69,9 @@ def test_an_export_that_writes_no_accumulators_is_given_none(
 
     run, _ = tiny.run("run")
     monkeypatch.setattr("arb_ternary_interchange.export.named_exporter", lambda *_: Exporter())
-    export_run(run.path, tiny.folder / "file", "any")
+    export_model(run.path, tiny.folder / "file", "any")
     monkeypatch.setattr(Exporter, "writes_accumulators", True)
-    export_run(run.path, tiny.folder / "file", "any")
+    export_model(run.path, tiny.folder / "file", "any")
     assert given[0] == 0 < given[1]
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
-from arb_ternary_interchange.export import export_run
+from arb_ternary_interchange.export import export_model
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_upcycle.float_model import FloatModel
@@ -90,7 +90,7 @@ def test_imported_model_is_a_teacher(
     if name == "gguf":
         pytest.importorskip("arb_ternary_interchange.gguf")
     file = tmp_path / f"teacher.{name}"
-    export_run(float_run, file, name, options)
+    export_model(float_run, file, name, options)
     teacher = read_teacher(str(file), "float32")
     model = load_run(float_run).model
     with torch.no_grad():

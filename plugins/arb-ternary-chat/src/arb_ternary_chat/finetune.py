@@ -30,7 +30,7 @@ from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import Batch, BatchRequest, DataSource, MaskContext, MaskingStrategy
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_interchange.export import export_run
+from arb_ternary_interchange.export import export_model
 from arb_ternary_interchange.importing import find_source, import_model
 from arb_ternary_text.chat.source import ChatConfig, ChatSource
 from arb_ternary_text.chat.source import build as build_chat
@@ -378,5 +378,8 @@ def _export(
     exporter, name = _EXPORTS[format_name]
     destination = asked.out / name
     if not destination.exists():
-        tell(f"{destination}: {export_run(run, destination, exporter)}")
+        exported = export_model(run, destination, exporter)
+        for note in exported.notes:
+            tell(f"note: {note}")
+        tell(f"{destination}: {exported.summary}")
     return destination

@@ -1,4 +1,4 @@
-"""Export: the model of a run, written by one of the exporters."""
+"""Export: a model, written by one of the exporters."""
 
 from __future__ import annotations
 
@@ -6,37 +6,75 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError
 from arb_ternary_interchange.components import named_exporter
+from arb_ternary_interchange.importing import model_choice
 from arb_ternary_interchange.protocols import LosesMetadata
+from arb_ternary_train.build import versions_of
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.restore import load_run
+from arb_ternary_train.model_source import OpenModel, open_model
 
 
-def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
-    """Write the model of ``run`` to ``destination`` and return what was written, and a line for
-    each thing that this form cannot hold.
+@frozen
+class Exported:
+    """What an export has done.
+
+    Attributes:
+        summary: the exporter and what was exported, on a line.
+        notes: what was lost or rounded, by the import of the model and by its export, one sentence
+            each.
+    """
+
+    summary: str
+    notes: tuple[str, ...]
+
+
+def export_model(
+    source: str | Path, destination: Path, name: str, options: Sequence[str] = ()
+) -> Exported:
+    """Write a model to ``destination``.
 
     Args:
-        run: a run directory or a checkpoint.
+        source: as for ``arb_ternary_train.model_source.read_source``.
         destination: a file or folder, depending on the exporter.
         name: name of the exporter.
         options: options of the exporter, ``name=value`` each.
 
     Raises:
-        UsageProblem: there is no such exporter or run.
+        UsageProblem: there is no such exporter or source.
         ConfigError: an option is wrong.
+        ArbError: the source is damaged, or cannot be written in this form.
     """
     exporter = named_exporter(name, options)
-    trained = load_run(run, accumulators=getattr(exporter, "writes_accumulators", True))
-    metadata = export_metadata(trained.config, trained.directory, trained.checkpoint.step)
-    exporter.export(trained.model, destination, metadata)
-    lines = [f"{name}, step {trained.checkpoint.step} of {trained.directory.path}"]
-    if isinstance(exporter, LosesMetadata):
-        lines += [f"note: {lost}" for lost in exporter.unmapped(metadata)]
-    return "\n".join(lines)
+    opened = open_model(source, accumulators=getattr(exporter, "writes_accumulators", True))
+    if opened.run is None:
+        origin = opened.source.shown
+        metadata = _foreign_metadata(opened)
+    else:
+        step = opened.run.checkpoint.step
+        origin = f"step {step} of {opened.run.directory.path}"
+        metadata = export_metadata(opened.run.config, opened.run.directory, step)
+    exporter.export(opened.module, destination, metadata)
+    lost = exporter.unmapped(metadata) if isinstance(exporter, LosesMetadata) else ()
+    return Exported(f"{name}, {origin}", (*opened.source.notes, *lost))
+
+
+def _foreign_metadata(opened: OpenModel) -> dict[str, Any]:
+    """Return :func:`export_metadata` of a model that is no run: its name is that of the file."""
+    source = opened.source
+    path = Path(source.shown).resolve()
+    return {
+        "name": path.stem if path.is_file() else path.name,
+        "step": 0,
+        "model": dict(source.model),
+        "vocabulary_size": source.vocabulary_size,
+        **source.attachments,
+        "versions": versions_of(model_choice(source.model, source.shown), opened.backend),
+    }
 
 
 def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> dict[str, Any]:

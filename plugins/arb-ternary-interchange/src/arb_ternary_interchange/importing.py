@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from attrs import frozen
 from torch import nn
 
 from arb_ternary.backends.select import request_backend, select, use_backend
-from arb_ternary.config.choice import ModelChoice
+from arb_ternary.config.choice import Choice, ModelChoice
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.options import option
 from arb_ternary.config.structure import structure
@@ -20,7 +21,7 @@ from arb_ternary.config.yaml_document import Document, dump_yaml
 from arb_ternary.errors import ArbError, DataError, UsageProblem
 from arb_ternary.plugins.discovery import install_command
 from arb_ternary.plugins.manager import manager
-from arb_ternary.specs import ImporterSpec
+from arb_ternary.specs import ImporterSpec, ModelSpec
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_interchange.allocation_limit import AllocationLimit
 from arb_ternary_interchange.components import named_importer
@@ -29,6 +30,7 @@ from arb_ternary_interchange.protocols import FetchesSources, ImportedModel, Imp
 from arb_ternary_train.build import built_module, undrawn, versions_of
 from arb_ternary_train.checkpoint import CheckpointStore
 from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.model_source import ModelSource
 from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.run_state import RunState
 from arb_ternary_train.seeding import global_rng_state, seed_everything
@@ -140,6 +142,47 @@ def _choose_one(names: Sequence[str]) -> str:
     return f"Say which: --format {' or --format '.join(names)}"
 
 
+# --- reading the model
+
+
+def read_model(source: str) -> ModelSource:
+    """Return what is known of a model that another program has written, before its weights are
+    read.
+
+    Raises:
+        ArbError: as :func:`find_source` and :func:`load` do.
+    """
+    found = find_source(source)
+    imported = load(found)
+    return ModelSource(
+        shown=source,
+        model=imported.model,
+        vocabulary_size=imported.vocabulary_size,
+        attachments=imported.attachments,
+        notes=imported.notes,
+        build=partial(filled_model, imported, found),
+    )
+
+
+def load(source: Source) -> ImportedModel:
+    """Read the model in ``source``, except for its weights, and check what the importer returns.
+
+    Raises:
+        DataError: it is damaged, or this program cannot hold such a model.
+        ArbError: the importer does not keep its protocol.
+    """
+    imported = source.importer.load(source.path)
+    if not isinstance(imported, ImportedModel):
+        raise ArbError(
+            f"importer {source.name!r}: it returned a {type(imported).__name__}, not an "
+            f"ImportedModel"
+        )
+    for name in imported.attachments:
+        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in ("run", "result"):
+            raise DataError(f"{source.shown}: an attachment cannot be called {name!r}")
+    return imported
+
+
 # --- the run
 
 
@@ -163,16 +206,7 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
             f"{destination}: exists already",
             "An import makes a new directory; choose another name.",
         )
-    imported = source.importer.load(source.path)
-    if not isinstance(imported, ImportedModel):
-        raise ArbError(
-            f"importer {source.name!r}: it returned a {type(imported).__name__}, not an "
-            f"ImportedModel"
-        )
-    for name in imported.attachments:
-        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in ("run", "result"):
-            raise DataError(f"{source.shown}: an attachment cannot be called {name!r}")
-
+    imported = load(source)
     backend = select(request_backend(device="cpu"))
     with use_backend(backend.name), torch.no_grad():
         model = filled_model(imported, source)
@@ -220,8 +254,7 @@ def filled_model(imported: ImportedModel, source: Source) -> nn.Module:
         ConfigError: it has options that the installed model does not know.
         DataError: the source is damaged.
     """
-    document = Document({"model": dict(imported.model)}, source=source.shown)
-    choice = structure(_ModelSection, document, manager().registry).model
+    choice = model_choice(imported.model, source.shown)
     seed_everything(_SEED)
     with undrawn(), AllocationLimit(source.shown, _size_of(source.path)):
         model = built_module(choice, imported.vocabulary_size)
@@ -229,6 +262,16 @@ def filled_model(imported: ImportedModel, source: Source) -> nn.Module:
     imported.fill(model)
     model.eval()
     return model
+
+
+def model_choice(model: Mapping[str, Any], source: str) -> Choice[ModelSpec]:
+    """Return the choice of a ``model:`` section. ``source`` is what errors name.
+
+    Raises:
+        ConfigError: it has options that the installed model does not know.
+    """
+    document = Document({"model": dict(model)}, source=source)
+    return structure(_ModelSection, document, manager().registry).model
 
 
 def _size_of(path: Path) -> int:

@@ -21,7 +21,7 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="export",
             target="arb_ternary_interchange.cli.export:export",
-            summary="Write a run's model in another form.",
+            summary="Write a model in another form.",
         ),
         CommandSpec(
             name="import",
@@ -34,6 +34,11 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             summary="Say what is in a model file or a run.",
         ),
     )
+
+
+@hookimpl
+def arb_register_model_readers() -> Sequence[str]:
+    return ("arb_ternary_interchange.importing:read_model",)
 
 
 @hookimpl

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from arb_ternary.errors import ArbError, ConfigError, Interrupted
-from arb_ternary_interchange.export import export_run
+from arb_ternary_interchange.export import export_model
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
@@ -180,7 +180,7 @@ def test_export_equals_the_command(runs: Runs) -> None:
     run = runs.folder / "run"
     written = (run / "export" / "model.safetensors").read_bytes()
     assert report.phases[1]["bytes"] == len(written)
-    export_run(run, runs.folder / "command.safetensors", "safetensors")
+    export_model(run, runs.folder / "command.safetensors", "safetensors")
     assert (runs.folder / "command.safetensors").read_bytes() == written
 
 

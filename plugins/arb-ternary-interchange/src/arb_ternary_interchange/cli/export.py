@@ -1,4 +1,4 @@
-"""``arb export``: write a run's model in another form."""
+"""``arb export``: write a model in another form."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from arb_ternary.cli.options import plugin_files
+from arb_ternary.cli.output import print_notes
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option(
     "--format", "target", default="safetensors", show_default=True, metavar="NAME", help="Exporter."
@@ -29,20 +30,25 @@ from arb_ternary.cli.options import plugin_files
 )
 @plugin_files
 def export(
-    run: Path,
+    source: str,
     destination: Path,
     target: str,
     number_type: str | None,
     layout: str | None,
     options: tuple[str, ...],
 ) -> None:
-    """Write the model of RUN (a run directory or a checkpoint) to DESTINATION."""
-    from arb_ternary_interchange.export import export_run
+    """Write the model of SOURCE to DESTINATION.
+
+    SOURCE is a run, a checkpoint, a GGUF file, a Hugging Face folder, a safetensors file, or
+    hf://org/name.
+    """
+    from arb_ternary_interchange.export import export_model
 
     given = list(options)
     if number_type is not None:
         given.append(f"type={number_type}")
     if layout is not None:
         given.append(f"layout={layout}")
-    written = export_run(run, destination, target, given)
-    click.echo(f"{destination}: {written}")
+    exported = export_model(source, destination, target, given)
+    print_notes(exported.notes)
+    click.echo(f"{destination}: {exported.summary}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.option("--prompt", default="\n", help="Text to continue; default: a new line.")
 @click.option("--max-new-tokens", type=click.IntRange(min=0), default=200, show_default=True)
 @sampling_options
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 )
 @load_options
 def generate(
-    run: Path,
+    source: str,
     prompt: str,
     max_new_tokens: int,
     temperature: float,
@@ -50,24 +49,26 @@ def generate(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Continue a prompt with the model of RUN, a run directory or a checkpoint.
+    """Continue a prompt with the model of SOURCE: a run, a checkpoint, a GGUF file, a Hugging Face
+    folder, or hf://org/name.
 
     Text appears as it is drawn. It ends at an end token of the model's tokenizer, at a stop text,
     or after --max-new-tokens.
     """
     wait_passively()
+    from arb_ternary.cli.output import print_notes
     from arb_ternary.errors import UsageProblem
-    from arb_ternary_text.data.tokenizers import encode_prompt, from_json, special_tokens
+    from arb_ternary_text.data.tokenizers import attached_tokenizer, encode_prompt, special_tokens
     from arb_ternary_text.models.generate import CachedModel, streamed_text, text_until
     from arb_ternary_text.models.generate import generate as draw
-    from arb_ternary_train.restore import load_run
+    from arb_ternary_train.model_source import open_model
 
     if unroll and cache is not None:
         raise UsageProblem(
             "--cache: with --unroll there is no cache", "Remove one of the two options."
         )
-    trained = load_run(run, backend=backend, device=device)
-    model = trained.model
+    opened = open_model(source, backend=backend, device=device)
+    model = opened.module
     generator: Callable[..., Iterator[int]] | None = None
     if unroll:
         generator = getattr(model, "unroll", None)
@@ -75,17 +76,11 @@ def generate(
         generator = partial(draw, model, cache=cache or "float")
     if generator is None:
         needed = "unroll" if unroll else "new_cache"
+        name = opened.source.model["name"]
         raise UsageProblem(
-            f"{run}: the model {trained.config.model.name!r} cannot generate this way: it has no "
-            f"{needed}()"
+            f"{source}: the model {name!r} cannot generate this way: it has no {needed}()"
         )
-    attached = trained.directory.attachments()
-    if "tokenizer" not in attached:
-        raise UsageProblem(
-            f"{run}: its data source {trained.config.data.name!r} has no tokenizer, so there is no "
-            f"text to continue"
-        )
-    tokenizer = from_json(attached["tokenizer"])
+    tokenizer = attached_tokenizer(opened.source.attachments, source)
     special = special_tokens(tokenizer)
     prompt_ids = encode_prompt(tokenizer, prompt)
     drawn = generator(
@@ -95,11 +90,12 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        device=trained.device,
+        device=opened.device,
     )
     # A model that draws many tokens at once knows no end.
     until_end = takewhile(lambda token: token not in special.eos, drawn)
     pieces = text_until(streamed_text(tokenizer, prompt_ids, until_end), stops)
+    print_notes(opened.source.notes)
     click.echo(prompt, nl=False)
     for text in pieces:
         click.echo(text, nl=False)

@@ -310,6 +310,25 @@ def token_text(tokenizer: Tokenizer, token: int | None) -> str | None:
     return base.decode([token])
 
 
+def attached_tokenizer(attachments: Mapping[str, Any], source: str) -> Tokenizer:
+    """Return the tokenizer that a run or a foreign model has among its attachments.
+
+    Args:
+        attachments: plain JSON by name.
+        source: what the error names.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    if "tokenizer" not in attachments:
+        raise DataError(
+            f"{source}: there is no tokenizer with it, so there is no text to read or write",
+            "A run has the tokenizer of its data; a file of weights alone has none. "
+            "`arb import` makes a run of it whose config can name one.",
+        )
+    return from_json(attachments["tokenizer"])
+
+
 def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
     """Build the tokenizer that a config names.
 
