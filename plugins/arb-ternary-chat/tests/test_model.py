@@ -12,7 +12,7 @@ import torch
 from arb_ternary import load_model
 from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary_chat.model import Model
-from arb_ternary_interchange.export import export_run
+from arb_ternary_interchange.export import export_model
 from arb_ternary_text.data.tokenizers import special_tokens
 from arb_ternary_text.models.generate import CachedReader
 
@@ -26,7 +26,7 @@ def model(run: Path) -> Model:
 
 
 def test_a_run_and_its_export_give_the_same_logits(run: Path, model: Model, tmp_path: Path) -> None:
-    export_run(run, tmp_path / "model.gguf", "gguf", ["type=f32"])
+    export_model(run, tmp_path / "model.gguf", "gguf", ["type=f32"])
     back = load_model(tmp_path / "model.gguf")
     assert special_tokens(back.tokenizer) == special_tokens(model.tokenizer)
     ids = model.encode("the cat")

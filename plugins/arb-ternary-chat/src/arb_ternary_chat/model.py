@@ -11,14 +11,16 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from arb_ternary.backends.select import request_backend, select, use_backend
-from arb_ternary.config.fields import to_plain
-from arb_ternary.errors import DataError, UsageProblem
-from arb_ternary_interchange.importing import filled_model, find_source
+from arb_ternary.errors import UsageProblem
 from arb_ternary_text.chat.answers import encode_rendered
 from arb_ternary_text.chat.template import ChatTemplate, Message, chat_template
 from arb_ternary_text.data.special_tokens import SpecialTokens
-from arb_ternary_text.data.tokenizers import Tokenizer, encode_prompt, from_json, special_tokens
+from arb_ternary_text.data.tokenizers import (
+    Tokenizer,
+    attached_tokenizer,
+    encode_prompt,
+    special_tokens,
+)
 from arb_ternary_text.models.generate import (
     CachedModel,
     CachedReader,
@@ -26,10 +28,7 @@ from arb_ternary_text.models.generate import (
     streamed_text,
     text_until,
 )
-from arb_ternary_train.build import without_accumulators
-from arb_ternary_train.model_state import run_of
-from arb_ternary_train.precision import resolve_device
-from arb_ternary_train.restore import load_run
+from arb_ternary_train.model_source import open_model, read_source
 
 
 @frozen(eq=False)
@@ -214,23 +213,16 @@ def load_model(
         UsageProblem: there is no such file, or no tokenizer with it.
         DataError: it is damaged, or this program cannot hold such a model.
     """
-    path = Path(source)
-    if run_of(path) is not None:
-        return _from_run(path, device, backend, accumulators)
-    found = find_source(str(source))
-    imported = found.importer.load(found.path)
-    place = resolve_device(device or "cpu")
-    chosen = select(request_backend(command_line=backend, device=place.type))
-    with use_backend(chosen.name), without_accumulators(not accumulators), torch.no_grad():
-        module = filled_model(imported, found).to(place)
+    opened = open_model(source, backend=backend, device=device, accumulators=accumulators)
+    found = opened.source
     return Model(
-        module=module,
-        tokenizer=_tokenizer(imported.attachments, found.shown),
-        config=imported.model,
-        device=place,
-        backend=chosen.name,
+        module=opened.module,
+        tokenizer=attached_tokenizer(found.attachments, found.shown),
+        config=found.model,
+        device=opened.device,
+        backend=opened.backend,
         source=found.shown,
-        notes=imported.notes,
+        notes=found.notes,
     )
 
 
@@ -244,31 +236,5 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         UsageProblem: there is no such file.
         DataError: there is no tokenizer with it, or it is damaged.
     """
-    directory = run_of(Path(source))
-    if directory is not None:
-        return _tokenizer(directory.attachments(), str(source))
-    found = find_source(str(source))
-    return _tokenizer(found.importer.load(found.path).attachments, found.shown)
-
-
-def _from_run(path: Path, device: str | None, backend: str | None, accumulators: bool) -> Model:
-    run = load_run(path, backend=backend, device=device, accumulators=accumulators)
-    config = to_plain(run.config.model, given=False)
-    return Model(
-        module=run.model,
-        tokenizer=_tokenizer(run.directory.attachments(), str(path)),
-        config=config if isinstance(config, Mapping) else {"name": config},
-        device=run.device,
-        backend=run.backend,
-        source=str(path),
-    )
-
-
-def _tokenizer(attachments: Mapping[str, Any], source: str) -> Tokenizer:
-    if "tokenizer" not in attachments:
-        raise DataError(
-            f"{source}: there is no tokenizer with it, so there is no text to read or write",
-            "A run has the tokenizer of its data; a file of weights alone has none. "
-            "`arb import` makes a run of it whose config can name one.",
-        )
-    return from_json(attachments["tokenizer"])
+    found = read_source(source)
+    return attached_tokenizer(found.attachments, found.shown)
