@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": {"config", "train", "generate"},
     "docs/tutorial/first-run.md": {"config", "train", "generate"},
-    "docs/tutorial/conversations.md": {"data", "train", "chat", "finetune", "export"},
+    "docs/tutorial/conversations.md": {"data", "train", "chat", "finetune", "export", "generate"},
 }
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```$", re.M | re.S)
