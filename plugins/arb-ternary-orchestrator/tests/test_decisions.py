@@ -340,8 +340,13 @@ def test_far_too_high_rate_is_compared_with_the_lowest(most: float, count: int, 
     assert not any(each["candidates"] for each in others)
 
 
-def test_usual_rate_is_not_too_high(tiny: Any) -> None:
-    run = tiny.run("run", "phases.0.steps=32", policy=FLIPPING)
+@pytest.mark.parametrize(
+    "usual",
+    ["optimizer.ternary.lr=0.1", "model.vote_bits=2"],
+    ids=["default", "accumulators of 2 bits"],
+)
+def test_usual_rate_is_not_too_high(usual: str, tiny: Any) -> None:
+    run = tiny.run("run", "phases.0.steps=32", usual, policy=FLIPPING)
     assert run.decisions == []
 
 

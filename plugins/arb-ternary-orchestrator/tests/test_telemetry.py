@@ -114,6 +114,11 @@ def test_flip_rate_is_that_of_all_trits_of_the_last_step() -> None:
     assert telemetry.flip_rate == 8 / 400
     telemetry.observe(Observation(2, 2.0))
     assert telemetry.flip_rate is None
+    coarse = Telemetry(weights={"up": 300, "down": 100}, without_memory=["up"])
+    coarse.observe(Observation(1, 2.0, flips={"up": 250, "down": 5}))
+    assert coarse.flip_rate == 5 / 100
+    coarse.observe(Observation(2, 2.0, flips={"up": 250}))
+    assert coarse.flip_rate is None
 
 
 def zigzag(count: int, slope: float, noise: float) -> np.ndarray[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
@@ -224,6 +224,8 @@ class Telemetry(Stateful):
         warmup_steps: warm-up steps of the learning rate.
         planned_steps: steps of the whole loop; without a plan no step is early or late.
         weights: number of ternary weights per module, for flip rates.
+        without_memory: modules whose votes are cleared by each step, because their accumulators
+            have 2 bits. Their trits flip by chance, also at a good rate.
 
     Attributes:
         last: the last observation; its step is 0 before the first.
@@ -247,6 +249,7 @@ class Telemetry(Stateful):
         warmup_steps: int = 0,
         planned_steps: int | None = None,
         weights: Mapping[str, int] | None = None,
+        without_memory: Collection[str] = (),
     ) -> None:
         if window < LEAST_POINTS:
             raise ValueError(
@@ -256,6 +259,7 @@ class Telemetry(Stateful):
         self.warmup_steps = warmup_steps
         self.planned_steps = planned_steps
         self.weights = dict(weights or {})
+        self.without_memory = frozenset(without_memory)
         self._moments = Moments(decay)
         self._points: deque[tuple[int, float]] = deque(maxlen=window)
         self._since_finite_only = window
@@ -335,9 +339,12 @@ class Telemetry(Stateful):
 
     @property
     def flip_rate(self) -> float | None:
-        """Share of all trits that flipped in the last step; None if they were not counted."""
-        trits = sum(self.weights.get(name, 0) for name in self.last.flips)
-        return sum(self.last.flips.values()) / trits if trits else None
+        """Share of the trits with a memory of votes that flipped in the last step; None if they
+        were not counted.
+        """
+        counted = self.last.flips.keys() - self.without_memory
+        trits = sum(self.weights.get(name, 0) for name in counted)
+        return sum(self.last.flips[name] for name in counted) / trits if trits else None
 
     def numbers(self) -> dict[str, Any]:
         """Return everything as plain values, for reports."""
@@ -399,6 +406,7 @@ class Monitor(Stateful):
             weights={
                 name: shape.out_features * shape.in_features for name, shape in shapes.items()
             },
+            without_memory=[name for name, shape in shapes.items() if shape.vote_bits == 2],
         )
         memory = max(config.spike_window, config.eval_horizon, 1000)
         self.losses = SpikeDetector(_LOSS_SPIKES, memory=memory)
