@@ -56,8 +56,8 @@ def test_without_a_standard_error_the_command_works() -> None:
 def test_a_character_that_the_encoding_lacks_is_escaped(
     encoding: str, name: bytes, tmp_path: Path
 ) -> None:
-    config = tmp_path / "snow\N{SNOWMAN}.yaml"
-    done = shell(f"{ARB} config validate {config}", PYTHONIOENCODING=encoding)
+    missing = tmp_path / "snow\N{SNOWMAN}.py"
+    done = shell(f"{ARB} --plugin {missing} backends list", PYTHONIOENCODING=encoding)
     assert name in done.stderr
     assert b"Traceback" not in done.stderr
     assert done.returncode == 2
