@@ -109,7 +109,7 @@ def test_both_methods_learn_the_same_batches_and_are_scored(
     assert votes["rate"] in OPTIONS.votes_rates
     assert votes["learned_tokens"] == qat["learned_tokens"] > 0
     assert votes["float_parameters"] == 0
-    assert votes["parameters"] == qat["parameters"] == qat["float_parameters"]
+    assert 0 < qat["parameters"] == qat["float_parameters"]
     assert votes["state_bits_per_parameter"] < 16
     assert qat["state_bits_per_parameter"] == pytest.approx(96, abs=0.1)
     for row in (votes, qat):

@@ -75,13 +75,13 @@ class ReasoningOptions:
     width: int = option(128, "features of the model, a multiple of 8", validator=positive)
     layers: int = option(2, "blocks of the model", validator=positive)
     base_steps: int = option(150, "optimizer steps of the chat model", validator=positive)
-    steps: int = option(250, "optimizer steps of each fine-tuning", validator=positive)
+    steps: int = option(300, "optimizer steps of each fine-tuning", validator=positive)
     base_questions: int = option(6000, "conversations of the chat model", validator=positive)
-    train_questions: int = option(6000, "questions that are drawn to learn", validator=positive)
+    train_questions: int = option(10000, "questions that are drawn to learn", validator=positive)
     choice_questions: int = option(100, "questions to choose a rate by", validator=positive)
     test_questions: int = option(250, "questions to measure with", validator=positive)
-    votes_rates: tuple[float, ...] = option((0.05, 0.1, 0.2), "rates of votes to try")
-    qat_rates: tuple[float, ...] = option((0.002, 0.004, 0.008), "rates of QAT to try")
+    votes_rates: tuple[float, ...] = option((0.1, 0.2, 0.4), "rates of votes to try")
+    qat_rates: tuple[float, ...] = option((0.004, 0.008, 0.016), "rates of QAT to try")
     jobs: int = option(2, "runs at once, one thread each", validator=positive)
 
 
@@ -102,16 +102,20 @@ class Method:
     phase: Mapping[str, Any]
 
 
+#: The settings of ``docs/examples/demo.yaml`` and ``docs/examples/bitnet.yaml``.
 METHODS: Final[Mapping[str, Method]] = {
     "votes": Method(
         model={
             "name": "decoder",
+            "learned_norms": True,
+            "inner_gains": True,
+            "row_scales": True,
+            "vector_trits": 8,
             "group_size": "row",
             "scale_rule": "frozen",
             "embedding_scale_rule": "frozen",
-            "gradients": "int8",
         },
-        optimizer={"name": "scaled_votes"},
+        optimizer={"name": "scaled_votes", "orthogonal": True},
         base_rate=0.1,
         phase={},
     ),
@@ -359,9 +363,10 @@ class _Runs:
                 "phases.0.batch_size": BATCH,
                 "phases.0.block_size": BLOCK,
                 "phases.0.lr_schedule": "linear",
+                **{f"optimizer.{key}": value for key, value in chosen.optimizer.items()},
             }
             for path, value in changes.items():
-                arguments += ["-o", f"{path}={value}"]
+                arguments += ["-o", f"{path}={json.dumps(value)}"]
             result = RunDirectory(out / "run").result_file
             return Command(title, tuple(arguments), result, self._log(out))
         (like, *_) = sorted((self.folder / f"votes-{seed}").glob("tuned-*/config.yaml"))
@@ -446,7 +451,8 @@ def run(options: ReasoningOptions, session: Session) -> dict[str, Any]:
     questions = draw_questions(options)
     plain = to_plain(options)
     folder = session.folder.resolve()
-    identity = {key: value for key, value in plain.items() if key not in ("seeds", "jobs")}
+    may_grow = ("seeds", "jobs", "votes_rates", "qat_rates")
+    identity = {key: value for key, value in plain.items() if key not in may_grow}
     with study_folder(folder, identity, jobs=options.jobs, threads=1, say=session.say) as pool:
         _write_files(options, questions, folder)
         runs = _Runs(options, folder)
