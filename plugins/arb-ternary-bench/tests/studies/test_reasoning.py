@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +18,7 @@ from attrs import evolve
 
 from arb_ternary.cli.main import main
 from arb_ternary.config.yaml_document import read_yaml
-from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
+from arb_ternary.errors import ArbError, EnvironmentProblem, Interrupted, UsageProblem
 from arb_ternary_bench.studies import reasoning
 from arb_ternary_bench.studies.reasoning import (
     TABLE,
@@ -125,6 +128,35 @@ def test_both_methods_learn_the_same_batches_and_are_scored(
     assert commands == []
     with pytest.raises(UsageProblem, match="a study with other settings"):
         reasoning.run(evolve(OPTIONS, width=24), Session(tmp_path))
+
+
+@pytest.mark.usefixtures("fake_gym")
+@pytest.mark.parametrize(
+    ("signalled", "error", "message"),
+    [(False, ArbError, "tokenizer: arb data ended with 3"), (True, Interrupted, "by SIGTERM")],
+)
+def test_a_failure_and_a_signal_end_the_study(
+    signalled: bool,
+    error: type[ArbError],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def fail(_arguments: Sequence[str], log: Path) -> int:
+        log.write_text("error: no room\n")
+        if signalled:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # the main thread takes note of it
+        return 3
+
+    monkeypatch.setattr(reasoning, "run_arb", fail)
+    said: list[str] = []
+    with pytest.raises(error, match=message) as caught:
+        reasoning.run(OPTIONS, Session(tmp_path, said.append))
+    assert caught.value.hint == (
+        "The same command continues the study." if signalled else "error: no room"
+    )
+    assert said == []
 
 
 @pytest.mark.usefixtures("fake_gym")

@@ -289,12 +289,12 @@ def _run_all(commands: Sequence[Command], pool: RunPool) -> None:
 
     with ThreadPoolExecutor(pool.jobs) as executor:
         for command, _ in zip(commands, executor.map(run_one, commands), strict=True):
+            if pool.stop.requested:
+                raise Interrupted(
+                    f"{pool.folder}: stopped by {pool.stop.reason}",
+                    "The same command continues the study.",
+                )
             pool.say(f"{command.title}: done")
-    if pool.stop.requested:
-        raise Interrupted(
-            f"{pool.folder}: stopped by {pool.stop.reason}",
-            "The same command continues the study.",
-        )
 
 
 @frozen
