@@ -38,7 +38,8 @@ def test_logits_are_those_of_the_module(model: Model) -> None:
     with torch.no_grad():
         expected = model.module(ids)
     assert torch.equal(model.logits(ids), expected)
-    assert torch.equal(model.logits([1, 2, 3]), model.logits(ids)[0])
+    # A batch of another size may sum in another order.
+    torch.testing.assert_close(model.logits([1, 2, 3]), model.logits(ids)[0])
 
 
 def test_typed_control_tokens_are_letters_in_prompts_and_messages(model: Model) -> None:
