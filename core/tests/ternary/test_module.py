@@ -189,6 +189,27 @@ def test_statistics_are_not_in_the_state_dict() -> None:
     assert not any(value.is_floating_point() for value in layer.state_dict().values())
 
 
+def test_votes_are_not_cast_in_the_copies_of_data_parallel() -> None:
+    layer = TernaryLinear(8, 4)
+    layer._is_replica = True  # type: ignore[assignment]
+    with pytest.raises(UsageProblem, match="DataParallel: its copies of a model are thrown away"):
+        layer(torch.ones(2, 8))
+    with torch.no_grad():
+        layer(torch.ones(2, 8))
+
+
+def test_half_keeps_integers_and_a_cast_of_everything_is_refused() -> None:
+    layer = TernaryLinear(8, 4)
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    layer.half()
+    with pytest.raises(UsageProblem, match="trits and accumulators are integers") as error:
+        layer.type(torch.float16)
+    assert "model.half()" in error.value.hint
+    for name, buffer in layer.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+        assert buffer.dtype == before[name].dtype
+
+
 def test_votes_are_not_cast_inside_of_distributed_data_parallel(tmp_path: Path) -> None:
     layer = TernaryLinear(8, 4)
     torch.distributed.init_process_group(

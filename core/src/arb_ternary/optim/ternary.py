@@ -274,6 +274,14 @@ class TernaryOptimizer(Optimizer):
         micro-batches override it.
         """
 
+    def rescale_gradients(self, octaves: float) -> bool:
+        """Observe that gradients are ``2**octaves`` times as large as before, from now on.
+
+        Returns whether votes that were cast from such gradients already are of the wrong size. A
+        rule that measures gradients overrides this; signs do not depend on their size.
+        """
+        return False
+
     def skip_update(self) -> StepOutcome:
         """Drop an update and count it.
 

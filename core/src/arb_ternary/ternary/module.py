@@ -314,7 +314,15 @@ class TernaryModule(VoteMemory):
         # The kernels of one device cannot read the layout of another. Weight and votes have the
         # layout of torch when they change device.
         before = self.weight.device
-        after = fn(torch.empty(0, dtype=torch.uint8, device=before)).device
+        moved = fn(torch.empty(0, dtype=torch.uint8, device=before))
+        if moved.dtype != torch.uint8:
+            raise UsageProblem(
+                f"{type(self).__name__}: trits and accumulators are integers, and {moved.dtype} "
+                f"would destroy them",
+                "Use model.to(dtype), model.half() or model.bfloat16(), which convert float "
+                "parameters only.",
+            )
+        after = moved.device
         if before.type != after.type and _META not in (before.type, after.type):
             self._repack(_TORCH)
         super()._apply(fn, recurse)
@@ -366,7 +374,7 @@ class TernaryModule(VoteMemory):
 
         Raises:
             UsageProblem: the model is wrapped in torch's ``DistributedDataParallel``, which would
-                replace all votes by those of rank 0.
+                replace all votes by those of rank 0, or in ``DataParallel``, which would lose them.
         """
         if self.frozen or not torch.is_grad_enabled():
             return None
@@ -376,6 +384,13 @@ class TernaryModule(VoteMemory):
                 "modules with the votes of their own rank, or overwrites them with those of rank 0",
                 "Train with several processes: torchrun --nproc_per_node N -m arb_ternary train "
                 "CONFIG",
+            )
+        if getattr(self, "_is_replica", False):
+            raise UsageProblem(
+                "DataParallel: its copies of a model are thrown away after each pass, with the "
+                "votes that ternary modules cast in them",
+                "Train on one device (CUDA_VISIBLE_DEVICES=0), or with several processes: torchrun "
+                "--nproc_per_node N -m arb_ternary train CONFIG",
             )
         return self.anchor
 
