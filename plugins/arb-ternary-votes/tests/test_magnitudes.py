@@ -155,3 +155,17 @@ def test_factors_are_powers_of_two_and_normal_numbers():
     assert columns[:3] == pytest.approx([1, 2 ** (-1 / 256), 2 ** (300 / 256)], rel=2**-24)
     assert columns[3] == pytest.approx(2**-126 * 2 ** (1 / 256), rel=2**-23)
     assert columns[4] == 2.0**127
+
+
+@pytest.mark.parametrize("octaves", [-7, 3, 16])
+def test_rescaled_magnitudes_are_those_of_rescaled_gradients(octaves):
+    rng = np.random.default_rng(2)
+    tracked = Magnitudes(8, 6)
+    other = Magnitudes(8, 6)
+    for _ in range(3):
+        gradient = rng.normal(0, 1e-2, (8, 6))
+        tracked.update(sums_of(gradient), 0.1)
+        other.update(sums_of(gradient * 2.0**octaves), 0.1)
+    tracked.rescale(octaves)
+    assert torch.equal(tracked.row, other.row)
+    assert torch.equal(tracked.column, other.column)

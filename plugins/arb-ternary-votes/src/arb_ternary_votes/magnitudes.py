@@ -99,6 +99,11 @@ class Magnitudes:
         """Micro-batches that the votes of the step under way are spread over."""
         return max(self.casts, self.deferred + 1)
 
+    def rescale(self, octaves: float) -> None:
+        """Take all gradients so far as ``2**octaves`` times as large."""
+        moved = self._logarithms.to(torch.int32) + round(FRACTION * octaves)
+        self._logarithms.copy_(moved.clamp_(-(2**15), 2**15 - 1))
+
     def update(self, sums: Tensor, weight: float, casts: int = 1) -> None:
         """Take in one step.
 

@@ -145,6 +145,14 @@ class NormalisedVotes(TernaryOptimizer):
                     later.append(module)
             self._set_scales(later, group)
 
+    def rescale_gradients(self, octaves: float) -> bool:
+        """Rescale the magnitudes; votes that were divided by the old ones are of the wrong size."""
+        known = [each for each in self._magnitudes.values() if each.steps > 0]
+        for magnitudes in known:
+            magnitudes.rescale(octaves)
+        self._refresh_scales()
+        return bool(known)
+
     def _set_scales(self, modules: Sequence[TernaryModule], group: Mapping[str, Any]) -> None:
         """Set what the next backward pass of ``modules`` divides their gradients by."""
         quanta: dict[TernaryModule, float] = {}
