@@ -30,6 +30,7 @@ BUDGETS = {
     "arb-ternary-chat": 8.5,
     "arb-ternary-manifests": 15.5,
     "arb-ternary-text": 57.6,
+    "arb-ternary-trainers": 9,
     "arb-ternary-upcycle": 54,
     "arb-ternary-progressive": 38.6,
     "arb-ternary-orchestrator": 25.7,
