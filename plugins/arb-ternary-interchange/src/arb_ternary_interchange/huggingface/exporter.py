@@ -76,11 +76,12 @@ class HfExporter:
         dtype = self._config.float_dtype
         config = config_json(model.config, model.vocabulary_size, dtype)
         tokenizer = metadata.get("tokenizer")
-        special = NO_SPECIAL_TOKENS
+        special = None
         if self._config.tokenizer and tokenizer is not None:
             write_tokenizer(folder, tokenizer, model.config.max_length)
             special = special_tokens(from_json(tokenizer))
-        config |= token_ids(special)
+        ids = token_ids(special or NO_SPECIAL_TOKENS)
+        config |= ids
 
         float_modules = self._float_modules(model)
         if layout != "dense":
@@ -102,10 +103,9 @@ class HfExporter:
             metadata={"format": "pt", "arb_ternary": json.dumps(facts, sort_keys=True)},
         )
         _write_json(folder / "config.json", config)
-        generation = {**token_ids(special), "do_sample": True}
-        _write_json(folder / "generation_config.json", generation)
+        _write_json(folder / "generation_config.json", {**ids, "do_sample": True})
         name = str(metadata.get("name", "model"))
-        card = model_card(name, config["architectures"][0], layout, dtype)
+        card = model_card(name, config["architectures"][0], layout, dtype, special)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _float_modules(self, model: Decoder) -> list[str]:
