@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+import signal
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError, UsageProblem
+from arb_ternary_text.data import file_tokenizers
 from arb_ternary_text.data import prepare as module
 from arb_ternary_text.data.documents import Corpus, Place, find_documents
+from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.memmap import open_tokens
 from arb_ternary_text.data.prepare import TOKENS, check_segments, prepare, read_index
 from arb_ternary_text.data.special_tokens import SpecialTokens
@@ -274,3 +281,148 @@ def test_a_trained_tokenizer_merges_what_is_frequent(tmp_path: Path) -> None:
     assert chat.special.chat_template == CHATML
     with pytest.raises(UsageProblem, match="is less than 256 bytes"):
         train_bpe(corpus, 257, ["<|end|>", "<|more|>"])
+
+
+def test_ids_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    # Parts of a few words, so that some documents have many of them.
+    monkeypatch.setattr(file_tokenizers, "_PART", 200)
+    monkeypatch.setattr(file_tokenizers, "_MARGIN", 60)
+    draw = random.Random(0)
+    words = [
+        "cat",
+        "don't",
+        "naïve",
+        "🙂🙂",
+        "12345",
+        "\n\n",
+        "   ",
+        "<|endoftext|>",
+        "世界",
+        "a" * 30,
+    ]
+    texts = [
+        f"{number} " + " ".join(draw.choice(words) for _ in range(2 ** draw.randrange(9)))
+        for number in range(60)
+    ]
+    texts.append("x" * 1000)  # no place where parts could agree
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = train_bpe(Corpus((path,)), 330)
+    prepare(Corpus((path,)), tokenizer, tmp_path / "out")
+    definition = tokenizer.to_json()["tokenizer"]["definition"]
+    (tmp_path / "tokenizer.json").write_text(definition)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), split_special_tokens=True
+    )
+    expected = [[*theirs(text, add_special_tokens=False).input_ids, 0] for text in texts]
+    assert ids(tmp_path / "out") == [token for each in expected for token in each]
+
+
+def test_long_documents_are_encoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    # A prefix at the beginning of what is encoded, as sentencepiece's definitions have it.
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    text = "a cat and another cat sat, " * 400
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, show_progress=False)
+    library.train_from_iterator([text], trainer)
+    monkeypatch.setattr(file_tokenizers, "_PART", 500)
+    monkeypatch.setattr(file_tokenizers, "_MARGIN", 100)
+    lengths = []
+    encode = file_tokenizers._encode_offsets
+
+    def recorded(used: Any, part: str) -> Any:
+        lengths.append(len(part))
+        return encode(used, part)
+
+    monkeypatch.setattr(file_tokenizers, "_encode_offsets", recorded)
+    found = list(FileTokenizer(library.to_str()).encode_letters_of(["short", text]))
+    assert [each.tolist() for each in found] == [
+        library.encode(each).ids for each in ("short", text)
+    ]
+    assert len(lengths) > 15
+    assert max(lengths) <= 700
+
+
+def test_a_row_group_of_parquet_is_read_page_by_page(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = [random.Random(number).randbytes(2000).hex() for number in range(5000)]
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": texts})
+    parquet.write_table(table, path, use_dictionary=False, data_page_size=1 << 16)
+    del table
+    before = pyarrow.total_allocated_bytes()
+    documents = Corpus((path,)).documents(Place())
+    found = []
+    for text in texts:
+        assert next(documents).text == text
+        found.append(pyarrow.total_allocated_bytes() - before)
+    # The row group has 20 MB.
+    assert max(found) < 6 << 20
+
+
+PREPARE = """
+import os, signal, sys
+from pathlib import Path
+from arb_ternary_text.data import prepare as module
+from arb_ternary_text.data.documents import Corpus
+from arb_ternary_text.data.tokenizers import ByteTokenizer
+
+module._BATCH = 2000
+calls = 0
+
+def observe(_):
+    global calls
+    calls += 1
+    if calls == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+corpus = Corpus((Path(sys.argv[1]),))
+module.prepare(corpus, ByteTokenizer(), Path(sys.argv[2]), observe=observe, segment_tokens=5000)
+"""
+
+
+def test_after_sigkill_the_same_command_goes_on_to_the_same_files(tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    texts = [f"document {number % 700}" for number in range(2000)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    folder = tmp_path / "killed"
+
+    def run(kill_at: int) -> int:
+        command = [sys.executable, "-c", PREPARE, str(path), str(folder), str(kill_at)]
+        return subprocess.run(command, check=False).returncode
+
+    assert run(4) == -signal.SIGKILL
+    assert len(json.loads((folder / "progress.json").read_text())["segments"]) == 1
+    assert run(0) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BATCH", 2000)
+        prepare(Corpus((path,)), ByteTokenizer(), tmp_path / "whole", segment_tokens=5000)
+    names = sorted(each.name for each in folder.iterdir())
+    assert names == ["tokenizer.json", "tokens.bin", "tokens.json"]
+    for name in names:
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_memory_does_not_grow_with_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BATCH", 1 << 15)
+    monkeypatch.setattr("arb_ternary_text.data.digests._RECENT", 200)
+    monkeypatch.setattr("arb_ternary_text.data.digests._BLOCK", 200)
+    monkeypatch.setattr("arb_ternary_text.data.documents._CHUNK", 1 << 15)
+
+    def peak(kilobytes: int) -> int:
+        path = tmp_path / f"{kilobytes}.txt"
+        path.write_text("|".join(f"{number:1000}" for number in range(kilobytes)))
+        corpus = Corpus((path,), separator="|")
+        tracemalloc.start()
+        prepare(corpus, ByteTokenizer(), tmp_path / str(kilobytes), segment_tokens=1 << 17)
+        highest = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return highest
+
+    small = peak(500)
+    assert peak(4000) < small + 100_000

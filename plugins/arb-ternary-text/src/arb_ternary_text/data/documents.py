@@ -16,7 +16,7 @@ from arb_ternary.plugins.discovery import install_command
 #: Endings of files with documents.
 ENDINGS: Final = (".txt", ".jsonl", ".parquet")
 #: Most bytes of one document.
-LARGEST_DOCUMENT: Final = 1 << 26
+LARGEST_DOCUMENT: Final = 1 << 25
 _CHUNK: Final = 1 << 20
 #: Rows of a Parquet file that are read at once.
 _ROWS: Final = 256
@@ -149,7 +149,8 @@ class Corpus:
                 install_command("arb-ternary-text[parquet]"),
             ) from error
         try:
-            with parquet.ParquetFile(path) as file:
+            # Page by page: a row group may be larger than memory.
+            with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK) as file:
                 if self.column not in file.schema_arrow.names:
                     raise DataError(
                         f"{path}: there is no column {self.column!r}",

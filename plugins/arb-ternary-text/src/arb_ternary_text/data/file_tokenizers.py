@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode, b64encode
+from bisect import bisect_left
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -15,10 +16,17 @@ from importlib import import_module
 from typing import Any, Final
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary.plugins.discovery import install_command
 
+#: Characters of a text that are encoded at once, and those around them.
+_PART: Final = 1 << 20
+_MARGIN: Final = 1 << 12
+#: Tokens about which two parts have to agree.
+_AGREEING: Final = 16
 #: First of the private characters that stand for control tokens in :meth:`encode_apart`.
 _PRIVATE: Final = 0x100000
 
@@ -75,12 +83,44 @@ class FileTokenizer:
         """Encode text in which the spelling of a control token is text like any other."""
         return self._ids(self._letters, text)
 
-    def encode_letters_of(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yield :meth:`encode_letters` of each text; the library uses all threads."""
-        library = self._letters
+    def encode_letters_of(self, texts: Sequence[str]) -> Iterator[NDArray[np.int32]]:
+        """Yield :meth:`encode_letters` of each text as an array.
+
+        The library uses all threads. It takes some 170 bytes per character, so long texts are
+        encoded part by part.
+        """
+        short = [text for text in texts if len(text) <= _PART]
         with _library_errors("a text cannot be encoded"):
-            found = library.encode_batch(list(texts), add_special_tokens=False)
-        return (list(each.ids) for each in found)
+            found = iter(self._letters.encode_batch(short, add_special_tokens=False))
+        for text in texts:
+            if len(text) <= _PART:
+                yield np.array(next(found).ids, dtype=np.int32)
+            else:
+                yield self._encode_in_parts(text)
+
+    def _encode_in_parts(self, text: str) -> NDArray[np.int32]:
+        """Encode a long text: each part with the characters around it, whose tokens are dropped.
+
+        A part begins at a token at which the part before ends. Where the two do not agree about
+        the tokens before it, the text is encoded as a whole.
+        """
+        parts: list[NDArray[np.int32]] = []
+        begin = 0
+        expected: list[int] = []
+        while begin < len(text):
+            first = max(0, begin - _MARGIN)
+            end = begin + _PART
+            ids, offsets = _encode_offsets(self._letters, text[first : end + _MARGIN])
+            starts = [first + start for start, _ in offsets]
+            low = bisect_left(starts, begin)
+            agrees = ids[max(0, low - _AGREEING) : low] == expected
+            high = len(ids) if end + _MARGIN >= len(text) else bisect_left(starts, end)
+            if not agrees or (high < len(ids) and high - low < _AGREEING):
+                return np.array(self.encode_letters(text), dtype=np.int32)
+            parts.append(np.array(ids[low:high], dtype=np.int32))
+            expected = ids[high - _AGREEING : high]
+            begin = starts[high] if high < len(ids) else len(text)
+        return np.concatenate(parts)
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids, and the first character and the end of the text of each."""

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arb_ternary.errors import DataError, UsageProblem
+from arb_ternary_text.data.digests import DIGEST_BYTES, DigestSet
 from arb_ternary_text.data.documents import Corpus, Document, Place
 from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.tokenizers import (
@@ -35,12 +37,10 @@ TOKENIZER: Final = "tokenizer.json"
 _PROGRESS: Final = "progress.json"
 _DIGESTS: Final = "digests.bin"
 
-#: Bytes of the digest by which equal documents are found.
-_DIGEST_BYTES: Final = 16
 #: Characters of the documents that are encoded at once.
 _BATCH: Final = 1 << 21
 #: Tokens of a segment.
-SEGMENT: Final = 1 << 26
+SEGMENT: Final = 1 << 24
 
 
 @attrs.frozen
@@ -103,7 +103,7 @@ def prepare(
 
     A document begins with BOS if the tokenizer adds it, and ends with its first end token if it has
     one. Letters that spell a control token are letters. Documents that are equal to an earlier one
-    are left out. Memory is bounded, but for 16 bytes (some 100 in memory) per document.
+    are left out: a digest of 16 bytes per document is kept on disk. Memory is bounded.
 
     Args:
         corpus: the documents.
@@ -128,18 +128,23 @@ def prepare(
         write_json(folder / _PROGRESS, attrs.asdict(state))
     else:
         state = _same(state, settings, folder)
-    seen = _restore(folder, state)
+    _truncate(folder, state)
 
     special = special_tokens(tokenizer)
-    before = [special.bos] if special.adds_bos and special.bos is not None else []
-    after = list(special.eos[:1])
-    with (folder / TOKENS).open("ab") as tokens, (folder / _DIGESTS).open("ab") as digests:
+    has_bos = special.adds_bos and special.bos is not None
+    before = np.array([special.bos] if has_bos else [], dtype=np.int32)
+    after = np.array(special.eos[:1], dtype=np.int32)
+    with (
+        (folder / TOKENS).open("ab") as tokens,
+        (folder / _DIGESTS).open("ab") as digests,
+        closing(_seen(folder)) as seen,
+    ):
         segment = _OpenSegment()
         for batch in _batches(corpus.documents(state.place)):
             new, keys = _without_duplicates(batch, seen)
             lengths = []
             for ids in _encoded(tokenizer, [document.text for document in new]):
-                whole = np.array([*before, *ids, *after], dtype=dtype)
+                whole = np.concatenate([before, ids, after]).astype(dtype)
                 lengths.append(len(whole))
                 segment.add(tokens, whole)
             digests.write(b"".join(keys))
@@ -241,21 +246,26 @@ def _close_segment(
     return state
 
 
-def _restore(folder: Path, state: Prepared) -> set[bytes]:
-    """Drop what was written after the last whole segment; return the digests before it."""
+def _truncate(folder: Path, state: Prepared) -> None:
+    """Drop what was written after the last whole segment."""
     sizes = {
         folder / TOKENS: state.tokens * np.dtype(state.dtype).itemsize,
-        folder / _DIGESTS: state.documents * _DIGEST_BYTES,
+        folder / _DIGESTS: state.documents * DIGEST_BYTES,
     }
     for path, size in sizes.items():
         path.touch()
         if path.stat().st_size < size:
             raise DataError(f"{path}: it is shorter than {_PROGRESS} says", "Delete the folder.")
         os.truncate(path, size)
-    content = (folder / _DIGESTS).read_bytes()
-    return {
-        content[start : start + _DIGEST_BYTES] for start in range(0, len(content), _DIGEST_BYTES)
-    }
+
+
+def _seen(folder: Path) -> DigestSet:
+    """Return the set of the digests of the documents before the last whole segment."""
+    seen = DigestSet(folder)
+    with (folder / _DIGESTS).open("rb") as file:
+        while digest := file.read(DIGEST_BYTES):
+            seen.add(digest)
+    return seen
 
 
 # --- documents
@@ -276,28 +286,27 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _without_duplicates(
-    batch: list[Document], seen: set[bytes]
+    batch: list[Document], seen: DigestSet
 ) -> tuple[list[Document], list[bytes]]:
     """Return the documents that are new, and their digests, which become ``seen``."""
     new = []
     keys = []
     for document in batch:
         content = document.text.encode("utf-8", errors="surrogatepass")
-        key = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
-        if key not in seen:
-            seen.add(key)
+        key = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+        if seen.add(key):
             new.append(document)
             keys.append(key)
     return new, keys
 
 
-def _encoded(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> Iterator[NDArray[np.int32]]:
     base = base_tokenizer(tokenizer)
     if isinstance(base, FileTokenizer):
         yield from base.encode_letters_of(texts)
         return
     for text in texts:
-        yield encode_letters(tokenizer, text)
+        yield np.array(encode_letters(tokenizer, text), dtype=np.int32)
 
 
 def _distance(before: Place, after: Place) -> int:
