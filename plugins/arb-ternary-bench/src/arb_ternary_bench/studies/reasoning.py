@@ -24,7 +24,7 @@ from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from attrs import asdict, frozen
 
@@ -33,11 +33,11 @@ from arb_ternary.config.options import option, positive
 from arb_ternary.config.yaml_document import dump_yaml, read_yaml
 from arb_ternary.environment import for_child
 from arb_ternary.errors import ArbError, EnvironmentProblem, Interrupted, UsageProblem, nearest
-from arb_ternary_bench.machine import machine_facts, with_threads
+from arb_ternary_bench.machine import load_average, machine_facts, with_threads
 from arb_ternary_bench.runs import RunPool, study_folder
 from arb_ternary_bench.study import Session, Study
 from arb_ternary_bench.table import Column, Record, ResultTable, number
-from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.directory import RunDirectory, write_json
 
 #: Datasets of reasoning-gym with their options, by name of the task.
 TASKS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
@@ -81,7 +81,7 @@ class ReasoningOptions:
     choice_questions: int = option(100, "questions to choose a rate by", validator=positive)
     test_questions: int = option(250, "questions to measure with", validator=positive)
     votes_rates: tuple[float, ...] = option((0.1, 0.2, 0.4), "rates of votes to try")
-    qat_rates: tuple[float, ...] = option((0.004, 0.008, 0.016), "rates of QAT to try")
+    qat_rates: tuple[float, ...] = option((0.004, 0.008, 0.016, 0.032), "rates of QAT to try")
     jobs: int = option(2, "runs at once, one thread each", validator=positive)
 
 
@@ -421,19 +421,27 @@ class Score:
     mean: float
 
 
-def score(run: Path, entries: Sequence[Record], questions: Questions) -> Score:
-    """Ask a model questions and score its likeliest answers by the task's scorer."""
+def score(run: Path, part: Literal["choice", "test"], questions: Questions) -> Score:
+    """Ask a model questions and score its likeliest answers by the task's scorer.
+
+    The score is kept in a file beside the run.
+    """
     from arb_ternary import load_model
 
+    file = run.with_name(f"{run.name}-{part}.json")
+    if file.exists():
+        return Score(**json.loads(file.read_text(encoding="utf-8")))
     model = load_model(run)
     found = []
     with with_threads(1):
-        for entry in entries:
+        for entry in getattr(questions, part):
             messages = [{"role": "user", "content": entry["question"]}]
             answer = model.generate(messages, temperature=0, max_new_tokens=LONGEST_ANSWER)
             found.append(float(questions.dataset.score_answer(answer, entry)))
     right = sum(each >= 1 for each in found)
-    return Score(right / len(found), statistics.fmean(found))
+    result = Score(right / len(found), statistics.fmean(found))
+    write_json(file, asdict(result))
+    return result
 
 
 # --- the study
@@ -472,6 +480,7 @@ def run(options: ReasoningOptions, session: Session) -> dict[str, Any]:
     name, settings = TASKS[options.task]
     return {
         "machine": machine_facts(),
+        "load_average": load_average(),
         "reasoning-gym": version("reasoning-gym"),
         "dataset": name,
         "settings": settings,
@@ -490,7 +499,7 @@ def _choose(runs: _Runs, method: str, questions: Questions, pool: RunPool) -> di
     _run_all([runs.fine_tune(method, 0, rate) for rate in rates], pool)
     trials = {}
     for rate in rates:
-        trials[rate] = score(runs.tuned(method, 0, rate) / "run", questions.choice, questions)
+        trials[rate] = score(runs.tuned(method, 0, rate) / "run", "choice", questions)
         pool.say(f"{method}: rate {rate:g}: accuracy {trials[rate].accuracy:.3f}")
     best = max(rates, key=lambda rate: trials[rate].mean)
     tried = {f"{rate:g}": asdict(trial) for rate, trial in trials.items()}
@@ -503,8 +512,8 @@ def _measured(
     """Return scores and facts of the chat models and of what became of them, by seed."""
     seeds = range(runs.options.seeds)
     tuned = [runs.tuned(method, seed, chosen["rate"]) / "run" for seed in seeds]
-    before = [score(runs.base(method, seed), questions.test, questions) for seed in seeds]
-    after = [score(each, questions.test, questions) for each in tuned]
+    before = [score(runs.base(method, seed), "test", questions) for seed in seeds]
+    after = [score(each, "test", questions) for each in tuned]
     reports = [_report(each) for each in tuned]
     counted = reports[0]["audit"]
     return {
@@ -541,8 +550,10 @@ def notes(result: Record) -> list[str]:
         f"choose the rate, {counted['test']} others measure. Likeliest answers; an answer counts "
         f"if the task's scorer gives it 1. Means and standard deviations of {seeds} seeds, each "
         f"with a chat model of its own. Chat model: {options['base_steps']} steps, fine-tuning: "
-        f"{options['steps']} steps, of {BATCH} x {BLOCK} tokens. Only tokens of answers are "
-        f"counted in tokens/s. {machine['processor']}, one thread, torch {machine['torch']}."
+        f"{options['steps']} steps, of {BATCH} x {BLOCK} tokens. Tokens/s are tokens of answers "
+        f"per second, of one thread, at a load average of {result['load_average']}. "
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}. Command: "
+        "`python -m arb_ternary_bench.study reasoning`."
     ]
 
 
