@@ -25,9 +25,9 @@ START, END = 256, 257
 CONFIG = """
 name: tiny
 data: {{name: text, path: {text}, tokenizer: {tokenizer}, validation_fraction: 0.2}}
-model: {{name: decoder, architecture: qwen3, width: 32, layers: 2, heads: 2, feed_forward: 64,
-  max_length: {context}, activations: float}}
-optimizer: {{name: scaled_votes, lr: 0.1}}
+model: {{name: decoder, width: 32, layers: 2, heads: 2, feed_forward: 64, max_length: {context},
+  {model}}}
+optimizer: {optimizer}
 phases:
   - {{name: standard, steps: 2, batch_size: 2, block_size: 16, warmup_steps: 0, eval_every: 0}}
 """
@@ -44,12 +44,22 @@ def chat_tokenizer(template: str | None = TEMPLATE) -> LanguageTokenizer:
     return LanguageTokenizer(FileTokenizer(library.to_str()), special)
 
 
-def trained(folder: Path, tokenizer: LanguageTokenizer, context: int = 200) -> Path:
+def trained(
+    folder: Path,
+    tokenizer: LanguageTokenizer,
+    context: int = 200,
+    model: str = "architecture: qwen3, activations: float",
+    optimizer: str = "{name: scaled_votes, lr: 0.1}",
+) -> Path:
     """Train for two steps and return the run directory."""
     (folder / "text.txt").write_text("the cat sat on the mat. " * 40)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer.to_json()))
     text = CONFIG.format(
-        text=folder / "text.txt", tokenizer=folder / "tokenizer.json", context=context
+        text=folder / "text.txt",
+        tokenizer=folder / "tokenizer.json",
+        context=context,
+        model=model,
+        optimizer=optimizer,
     )
     (folder / "config.yaml").write_text(text)
     config: RunConfig = load_config(folder / "config.yaml").config
@@ -66,3 +76,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without a chat template."""
     return trained(tmp_path_factory.mktemp("base"), chat_tokenizer(None))
+
+
+@pytest.fixture(scope="session")
+def float_ends_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a float embedding and float norms, as models that others publish have them."""
+    return trained(
+        tmp_path_factory.mktemp("float-ends"),
+        chat_tokenizer(),
+        model="architecture: bitnet, group_size: tensor, scale_rule: frozen, tie_embeddings: true, "
+        "float_parts: [embedding, head, norms]",
+        optimizer="{name: split, ternary: {name: scaled_votes, lr: 0.1}, float: adamw}",
+    )

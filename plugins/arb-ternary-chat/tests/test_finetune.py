@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from arb_ternary import load_model
 from arb_ternary.cli.main import main
 from arb_ternary_interchange.export import export_model
 from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.restore import load_run
 
 STEPS = "6"
 
@@ -74,6 +76,25 @@ def test_a_gguf_file_comes_out_as_one_with_its_template(
     tuned = load_model(out / "model.gguf")
     assert tuned.special == load_model(gguf).special
     assert tuned.generate([{"role": "user", "content": "x"}], max_new_tokens=3, temperature=0) != 0
+
+
+@pytest.mark.parametrize("method", ["votes", "votes+float-ends"])
+def test_a_packed_folder_with_a_float_embedding_is_trained(
+    method: str, float_ends_run: Path, conversations: Path, tmp_path: Path
+) -> None:
+    """Models that others publish have a float embedding and float norms."""
+    folder = tmp_path / "published"
+    export_model(float_ends_run, folder, "hf", ["layout=packed"])
+    out = tmp_path / "out"
+    command = ["finetune", str(folder), str(conversations), "--out", str(out), "--steps", "8"]
+    assert main([*command, "--method", method, "--lr", "0.5"]) == 0
+    before = load_run(out / "start").model.state_dict()
+    after = load_run(out / "run").model.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    floats = {name for name in changed if before[name].is_floating_point()}
+    assert any(name.endswith("query.weight") for name in changed - floats)
+    assert bool(floats) is (method == "votes+float-ends")
+    assert load_model(out / "hf").special == load_model(folder).special
 
 
 def test_wrong_settings_are_named(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -44,6 +45,7 @@ from arb_ternary_train.evaluate import Evaluation, evaluate, forward_arguments, 
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.model_options import apply_model_options
 from arb_ternary_train.model_state import run_of
+from arb_ternary_train.part_names import is_named
 from arb_ternary_train.progress import format_bytes, format_duration
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.restore import TrainedRun, load_run
@@ -204,7 +206,7 @@ def _config(asked: FineTuning, start: Path) -> dict[str, Any]:
             "float": {"name": "adamw", "lr": _FLOAT_RATE},
         }
     elif trainable.floats:
-        phase["freeze"] = sorted(trainable.floats)
+        phase["freeze"] = _patterns(trainable.floats, trainable.ternary)
     data = {
         "name": "chat",
         "train": asked.data,
@@ -222,6 +224,17 @@ def _config(asked: FineTuning, start: Path) -> dict[str, Any]:
         "optimizer": optimizer,
         "phases": [phase],
     }
+
+
+def _patterns(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return patterns of ``names``, one for all blocks where it matches none of ``others``."""
+    unlike = list(others)
+    found = set()
+    for name in names:
+        pattern = re.sub(r"\.\d+\.", ".*.", name)
+        matches = any(is_named(other, [pattern]) for other in unlike)
+        found.add(name if matches else pattern)
+    return sorted(found)
 
 
 def _check_tokenizer(run: TrainedRun, source: str) -> None:

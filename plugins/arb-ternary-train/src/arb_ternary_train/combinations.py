@@ -72,7 +72,7 @@ def _faults(value: Any, path: Path, run: RunConfig, planned: Planned | None) -> 
         planned: what the run trains, as far as ``value`` is concerned.
     """
     if isinstance(value, Choice):
-        yield from _untrained_parts(value, path, planned)
+        yield from _untrained_parts(value, path, run, planned)
         value = value.options
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
@@ -92,9 +92,16 @@ def _faults(value: Any, path: Path, run: RunConfig, planned: Planned | None) -> 
             yield from _faults(getattr(value, field.name), (*path, str(field.alias)), run, inner)
 
 
-def _untrained_parts(choice: Choice[Any], path: Path, planned: Planned | None) -> Iterator[Fault]:
-    """Yield a fault for each kind of part that an optimizer is given and cannot train."""
+def _untrained_parts(
+    choice: Choice[Any], path: Path, run: RunConfig, planned: Planned | None
+) -> Iterator[Fault]:
+    """Yield a fault for each kind of part that an optimizer is given and cannot train.
+
+    What phases freeze is known by name only when the model is built; the optimizer checks it then.
+    """
     if planned is None or not isinstance(choice.spec, OptimizerSpec):
+        return
+    if all(getattr(phase.options, "freeze", None) for phase in run.phases):
         return
     for kind in sorted(planned.kinds - choice.spec.accepts):
         yield Fault(
