@@ -13,6 +13,7 @@ one object.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, Final, get_type_hints
 
@@ -25,6 +26,9 @@ from arb_ternary.backends.vote_state import VoteState
 NAMESPACE: Final = "arb_ternary"
 _LIBRARY: Final[Any] = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _FIELDS: Final = len(VoteState._fields)
+_AUTOCAST: Final = torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCPU
+) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 Function = Callable[..., Any]
 
@@ -45,7 +49,7 @@ class Op:
     def __init__(self, name: str, function: Function, mutates_args: Sequence[str]) -> None:
         self.__doc__ = function.__doc__
         self.name = name
-        self.function = function
+        self.function = _without_autocast(function)
         hints = get_type_hints(function)
         names = list(signature(function).parameters)
         #: Position of the state among the arguments.
@@ -60,7 +64,7 @@ class Op:
         prototype = _prototype(names, hints)
         schema = torch.library.infer_schema(prototype, mutates_args=mutates_args)
         _LIBRARY.define(name + schema)
-        _LIBRARY.impl(name, self._with_state(function), "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, self._with_state(self.function), "CompositeExplicitAutograd")
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
         if hints["return"] is type(None):  # it only changes its arguments
             self.register_fake(lambda *_: None)
@@ -119,6 +123,22 @@ class Op:
                 return overload(*arguments)
 
         _LIBRARY.impl(self.name, autograd, "Autograd")
+
+
+def _without_autocast(function: Function) -> Function:
+    """Return ``function``, which computes in the dtypes of its arguments also under autocast.
+
+    A kernel that multiplies integers as floats would be rounded by it.
+    """
+
+    @wraps(function)
+    def without(*arguments: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*arguments)
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return function(*arguments)
+
+    return without
 
 
 def _requires_grad(arguments: Sequence[Any]) -> bool:
