@@ -348,6 +348,15 @@ def test_int8_activations_move_outputs_by_the_rounding_of_inputs() -> None:
     assert not torch.equal(model(x), y)
 
 
+def test_only_random_draws_from_the_generator_of_torch(kit: Kit) -> None:
+    model = kit.new_net()
+    before = torch.get_rng_state()
+    arb_ternary.ternarize(model)
+    assert torch.equal(torch.get_rng_state(), before)
+    arb_ternary.ternarize(kit.new_net(), init="random")
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
 def test_random_draws_new_weights(kit: Kit) -> None:
     first = kit.new_net()
     second = kit.new_net()

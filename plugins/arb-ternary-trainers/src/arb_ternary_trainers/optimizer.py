@@ -17,7 +17,12 @@ from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ConfigError, UsageProblem, nearest
-from arb_ternary.optim.protocol import StepOutcome, Trainable, collect_trainable
+from arb_ternary.optim.protocol import (
+    StepOutcome,
+    Trainable,
+    build_optimizer,
+    collect_trainable,
+)
 from arb_ternary.optim.ternary import SingleProcessExchange, TernaryOptimizer, is_finite
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import OptimizerSpec
@@ -312,6 +317,6 @@ def _build_rule(
     elif options.get("lr") == "auto":
         raise ConfigError("votes_options: lr is the argument lr of make_optimizer")
     choice: OptimizerChoice = structure(OptimizerChoice, Document(given), registry)
-    rule = choice.build(trainable)
+    rule = build_optimizer("votes", choice, trainable)
     assert isinstance(rule, TernaryOptimizer)
     return rule

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Literal, Unpack
 
 import torch
@@ -79,7 +80,8 @@ def ternarize(
         if not bool(torch.isfinite(target.parameter).all()):
             raise UsageProblem(f"{target.name}: its weight has elements that are not finite")
     # An option that does not exist is an error before anything changes.
-    TernaryLinear(1, 1, group_size=group_size, activations=activations, **options)
+    with _drawing(False):
+        TernaryLinear(1, 1, group_size=group_size, activations=activations, **options)
 
     fitted: Mapping[Target, tuple[str, Initial]] = {}
     if init == "gptq":
@@ -191,18 +193,25 @@ def _new_module(
 ) -> TernaryModule:
     """Return the ternary module of a weight; its trits are drawn if ``init`` is random."""
     rows, columns = matrix.shape
-    drawing = DRAW_TRITS.set(init == "random")
-    try:
+    with _drawing(init == "random"):
         if "Embedding" not in target.kinds:
             return TernaryLinear(
                 columns, rows, group_size=group_size, activations=activations, **options
             )
         table = TernaryEmbedding(rows, columns, group_size=group_size, **options)
-        # Read by a linear with the same weight, and by rules of votes.
-        table.activations = activations  # type: ignore[assignment]
-        return table
+    # Read by a linear with the same weight, and by rules of votes.
+    table.activations = activations  # type: ignore[assignment]
+    return table
+
+
+@contextmanager
+def _drawing(draws: bool) -> Iterator[None]:
+    """Draw the trits of new modules within a ``with`` block, or leave the generator of torch."""
+    token = DRAW_TRITS.set(draws)
+    try:
+        yield
     finally:
-        DRAW_TRITS.reset(drawing)
+        DRAW_TRITS.reset(token)
 
 
 def _relative_error(matrix: Tensor, ternary: Tensor) -> float:
