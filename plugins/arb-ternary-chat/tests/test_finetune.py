@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from arb_ternary import load_model
 from arb_ternary.cli.main import main
+from arb_ternary_chat import finetune
 from arb_ternary_interchange.export import export_model
+from arb_ternary_text.models import block_model
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.restore import load_run
 
@@ -170,3 +173,25 @@ def test_a_killed_fine_tuning_goes_on_to_the_same_bytes(
     assert not [path for path in killed.iterdir() if path.name.startswith(".")]
     assert RunDirectory(killed / "run").exists()
     assert "talk to it" in done.stdout
+
+
+def test_a_large_model_recomputes_activations_already_when_a_step_is_timed(
+    run: Path, conversations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = []
+    recompute = block_model.checkpoint
+
+    def counted(block: Any, *arguments: Any, **options: Any) -> Any:
+        blocks.append(block)
+        return recompute(block, *arguments, **options)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finetune, "_LARGE", 1)
+    monkeypatch.setattr(finetune, "train", stop)
+    monkeypatch.setattr(block_model, "checkpoint", counted)
+    asked = finetune.FineTuning(source=str(run), data=str(conversations), out=tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        finetune.finetune(asked, print)
+    assert len(blocks) == 2

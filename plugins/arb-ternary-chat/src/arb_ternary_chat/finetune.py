@@ -42,6 +42,7 @@ from arb_ternary_train.capabilities import checkpoints_activations, max_length
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory, write_json
 from arb_ternary_train.evaluate import Evaluation, evaluate, forward_arguments, masked_loss
+from arb_ternary_train.fine_tuning import frozen_at_first
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.model_options import apply_model_options
 from arb_ternary_train.model_state import run_of
@@ -364,11 +365,13 @@ def _seconds_per_step(
     context = MaskContext(step=0, seed=0, vocabulary_size=data.vocabulary_size)
     masked = masking.apply(batch, derived_generator(0, "trial"), context).to(run.device)
     apply_model_options(run.model, phase, run.device)
+    run.model.train()
     started = time.perf_counter()
-    with torch.enable_grad():
+    with frozen_at_first(config, run.model), torch.enable_grad():
         output = run.model(masked.inputs, **forward_arguments(run.model, masked))
         masked_loss(output, masked, masking).backward()  # type: ignore[no-untyped-call]
     seconds = time.perf_counter() - started
+    run.model.eval()
     for _, module in ternary_modules(run.model):
         module.undo_votes()
     run.model.zero_grad(set_to_none=True)
