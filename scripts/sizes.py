@@ -24,17 +24,17 @@ ROOT = Path(__file__).parents[1]
 #: here, where a reviewer sees it.
 BUDGETS = {
     "core": 59.8,
-    "arb-ternary-train": 58.8,
+    "arb-ternary-train": 59.4,
     "arb-ternary-distributed": 24,
-    "arb-ternary-interchange": 53.6,
+    "arb-ternary-interchange": 53.8,
     "arb-ternary-chat": 8.5,
-    "arb-ternary-manifests": 15.5,
-    "arb-ternary-text": 57.6,
+    "arb-ternary-manifests": 15.8,
+    "arb-ternary-text": 58.5,
     "arb-ternary-trainers": 9,
     "arb-ternary-upcycle": 54,
     "arb-ternary-progressive": 38.6,
-    "arb-ternary-orchestrator": 25.7,
-    "arb-ternary-bench": 62,
+    "arb-ternary-orchestrator": 26.8,
+    "arb-ternary-bench": 67.6,
     "arb-ternary-testing": 33.3,
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
@@ -48,7 +48,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 621
+TOTAL = 632
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
