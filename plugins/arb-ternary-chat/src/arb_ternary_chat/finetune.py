@@ -355,7 +355,7 @@ def _seconds_per_step(
 ) -> float:
     """Return the time of forward and backward of one step, measured on the model itself.
 
-    Its votes are dropped: it is used for the evaluation only.
+    The votes that it casts stay in its accumulators: it is used for the evaluation only.
     """
     phase: Any = config.phases[0].options
     request = BatchRequest(phase.batch_size, phase.block_size, seed=0)
@@ -366,14 +366,14 @@ def _seconds_per_step(
     masked = masking.apply(batch, derived_generator(0, "trial"), context).to(run.device)
     apply_model_options(run.model, phase, run.device)
     run.model.train()
+    for _, module in ternary_modules(run.model):
+        module.undoable = False
     started = time.perf_counter()
     with frozen_at_first(config, run.model), torch.enable_grad():
         output = run.model(masked.inputs, **forward_arguments(run.model, masked))
         masked_loss(output, masked, masking).backward()  # type: ignore[no-untyped-call]
     seconds = time.perf_counter() - started
     run.model.eval()
-    for _, module in ternary_modules(run.model):
-        module.undo_votes()
     run.model.zero_grad(set_to_none=True)
     return seconds * float(phase.gradient_accumulation_steps)
 
