@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     BertConfig,
@@ -206,6 +208,15 @@ def test_generation_with_a_cache_works() -> None:
     mask = torch.ones_like(TOKENS)
     written = model.generate(TOKENS, attention_mask=mask, **options)
     assert torch.equal(written, twin.generate(TOKENS, attention_mask=mask, **options))
+
+
+def test_save_pretrained_writes_a_tied_head_once(tmp_path: Path) -> None:
+    model = made("qwen3")
+    arb_ternary.ternarize(model, exclude=())
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == model.state_dict().keys()
+    assert not any(name.startswith("lm_head") for name in saved)
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")

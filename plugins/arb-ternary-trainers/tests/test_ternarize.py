@@ -249,6 +249,21 @@ def test_tied_layers_share_one_ternary_weight_and_stay_tied(kit: Kit) -> None:
     optimizer.step()
 
 
+def test_a_shared_weight_is_saved_once(kit: Kit, tmp_path: Path) -> None:
+    model = tied(kit)
+    arb_ternary.ternarize(model, exclude=())
+    state = model.state_dict()
+    assert not any(name.startswith("lm_head") for name in state)
+    save_file(state, tmp_path / "model.safetensors")
+    twin = tied(kit)
+    arb_ternary.ternarize(twin, exclude=(), init="random")
+    twin.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    tokens = torch.arange(kit.VOCABULARY).view(1, -1)
+    assert torch.equal(model(tokens), twin(tokens))
+    assert twin.bfloat16()(tokens).dtype == torch.bfloat16
+    assert pickle.loads(pickle.dumps(twin)).lm_head.ternary.shape.out_features == kit.VOCABULARY
+
+
 def test_the_weight_of_a_layer_that_others_read_casts_votes() -> None:
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(32, 2, batch_first=True)

@@ -41,15 +41,21 @@ class TernaryLayer(nn.Module):
     transposes_weight = False
 
     @classmethod
-    def adopt(cls, layer: nn.Module, ternary: TernaryModule) -> None:
-        """Give ``layer`` this class, and ``ternary`` for its parameter ``weight``."""
+    def adopt(cls, layer: nn.Module, ternary: TernaryModule, *, shared: bool = False) -> None:
+        """Give ``layer`` this class, and ``ternary`` for its parameter ``weight``.
+
+        With ``shared`` another layer has ``ternary`` as its submodule: state dicts hold it once.
+        """
         weight = layer._parameters.pop("weight")
         assert weight is not None
         layer.dense_class = type(layer)  # type: ignore[assignment]
         layer.dense_shape = tuple(weight.shape)  # type: ignore[assignment]
         layer.compute_dtype = weight.dtype  # type: ignore[assignment]
         layer.__class__ = cls
-        layer.ternary = ternary
+        if shared:
+            vars(layer)["ternary"] = ternary
+        else:
+            layer.ternary = ternary
 
     def restore(self, weight: nn.Parameter) -> None:
         """Give the layer the class it had before, and ``weight`` as its first parameter."""

@@ -104,8 +104,8 @@ def ternarize(
         ternary.frozen = not target.parameter.requires_grad
         ternary.to(target.parameter.device)
         replaced.append(_entry(target, ternary, how, error))
-        for layer, kind in zip(target.layers, target.classes, strict=True):
-            kind.adopt(layer, ternary)
+        for index, (layer, kind) in enumerate(zip(target.layers, target.classes, strict=True)):
+            kind.adopt(layer, ternary, shared=index > 0)
     return TernarizeReport(tuple(replaced), tuple(left))
 
 
