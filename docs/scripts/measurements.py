@@ -18,7 +18,7 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.config.loading import load_as
 from arb_ternary_bench.generation import result as generation
 from arb_ternary_bench.network.config import NetworkConfig
-from arb_ternary_bench.studies import ladder, network, quality, sample, step
+from arb_ternary_bench.studies import ladder, network, quality, reasoning, sample, step
 from arb_ternary_bench.study import Session
 from arb_ternary_bench.table import ResultTable
 from arb_ternary_bench.training import result as training
@@ -35,6 +35,7 @@ DEMO = REPORTS / "demo.md"
 QUALITY = REPORTS / "what-rules-learn.md"
 KERNELS = REPORTS / "cpu-kernels.md"
 WHOLE = REPORTS / "whole-models.md"
+LANGUAGE = REPORTS / "language.md"
 DISTRIBUTED = REPORTS / "distributed.md"
 ORCHESTRATE = ROOT / "docs" / "how-to" / "orchestrate.md"
 TITLES = {
@@ -203,6 +204,7 @@ TABLES = (
     ("whole-train-malloc", "train-malloc.json", table(training.TABLE), (WHOLE,)),
     ("whole-generate", "generate.json", table(generation.TABLE), (WHOLE,)),
     ("whole-generate-7b", "generate-7b.json", table(generation.TABLE), (WHOLE,)),
+    ("reasoning", "reasoning.json", table(reasoning.TABLE), (LANGUAGE,)),
     ("cpu-linear-amx", "cpu-kernels-amx.json", product_table, (KERNELS,)),
     ("cpu-back-amx", "cpu-kernels-amx.json", back_table, (KERNELS,)),
     ("cpu-update-amx", "cpu-kernels-amx.json", update_table, (KERNELS,)),

@@ -80,7 +80,7 @@ class ReasoningOptions:
     train_questions: int = option(10000, "questions that are drawn to learn", validator=positive)
     choice_questions: int = option(100, "questions to choose a rate by", validator=positive)
     test_questions: int = option(250, "questions to measure with", validator=positive)
-    votes_rates: tuple[float, ...] = option((0.1, 0.2, 0.4), "rates of votes to try")
+    votes_rates: tuple[float, ...] = option((0.05, 0.1, 0.2, 0.4), "rates of votes to try")
     qat_rates: tuple[float, ...] = option((0.004, 0.008, 0.016, 0.032), "rates of QAT to try")
     jobs: int = option(2, "runs at once, one thread each", validator=positive)
 
@@ -546,8 +546,9 @@ def notes(result: Record) -> list[str]:
     machine = result["machine"]
     return [
         f"Task: `{result['dataset']}` of reasoning-gym {result['reasoning-gym']}, "
-        f"{options['task']}. {counted['learned']:,} questions are learned, {counted['choice']} "
-        f"choose the rate, {counted['test']} others measure. Likeliest answers; an answer counts "
+        f"{options['task']}. {counted['learned']:,} questions are for learning, a twentieth of "
+        f"them for the loss only; {counted['choice']} choose the rate, {counted['test']} others "
+        f"measure. Likeliest answers; an answer counts "
         f"if the task's scorer gives it 1. Means and standard deviations of {seeds} seeds, each "
         f"with a chat model of its own. Chat model: {options['base_steps']} steps, fine-tuning: "
         f"{options['steps']} steps, of {BATCH} x {BLOCK} tokens. Tokens/s are tokens of answers "
