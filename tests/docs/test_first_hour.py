@@ -2,6 +2,7 @@
 
 Each line of `arb` is a process of its own, in an empty folder and with an empty home. `make demo`
 stands for the commands of its recipe. Lines that install are not run; what they name must exist.
+The block of the README that is marked `sh` tells the story of `conversations.md`, which runs here.
 """
 
 from __future__ import annotations
