@@ -98,6 +98,9 @@ def test_a_packed_folder_with_a_float_embedding_is_trained(
     assert any(name.endswith("query.weight") for name in changed - floats)
     assert bool(floats) is (method == "votes+float-ends")
     assert load_model(out / "hf").special == load_model(folder).special
+    # It is packed again: no weight takes more bytes than before.
+    size, size_before = ((at / "model.safetensors").stat().st_size for at in (out / "hf", folder))
+    assert size == size_before
 
 
 def test_wrong_settings_are_named(

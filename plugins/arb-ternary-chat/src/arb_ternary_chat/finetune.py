@@ -32,6 +32,7 @@ from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import Batch, BatchRequest, DataSource, MaskContext, MaskingStrategy
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_interchange.export import export_model
+from arb_ternary_interchange.huggingface.folder import WeightFiles, model_folder
 from arb_ternary_interchange.importing import find_source, import_model
 from arb_ternary_text.chat.source import ChatConfig, ChatSource
 from arb_ternary_text.chat.source import build as build_chat
@@ -394,8 +395,14 @@ def _export(
     exporter, name = _EXPORTS[format_name]
     destination = asked.out / name
     if not destination.exists():
-        exported = export_model(run, destination, exporter)
+        options = ["layout=packed"] if exporter == "hf" and _is_packed(asked.source) else []
+        exported = export_model(run, destination, exporter, options)
         for note in exported.notes:
             tell(f"note: {note}")
         tell(f"{destination}: {exported.summary}")
     return destination
+
+
+def _is_packed(source: str) -> bool:
+    """Return whether the model folder of ``source`` has four trits per byte."""
+    return WeightFiles.open(model_folder(find_source(source).path)).is_packed

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -55,6 +56,11 @@ class WeightFiles:
             files = _indexed(index)
             return cls(files, (index, *{file.path for file in files.values()}))
         raise _without_weights(folder)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether some weights are trits, four per byte."""
+        return any(file.outline(name).dtype is torch.uint8 for name, file in self.files.items())
 
     def entry(self, name: str) -> StoredTensor | None:
         """Return what a header says of a tensor; None if the folder has none of this name."""
