@@ -54,9 +54,9 @@ class LargeOptions:
     """Options of the study."""
 
     shape: str = option("2b", "a shape of `arb bench generate` that has BitNet's norms")
-    steps: int = option(8, "optimizer steps", validator=positive)
+    steps: int = option(3, "optimizer steps", validator=positive)
     conversations: int = option(40, "number of conversations", validator=positive)
-    words: int = option(60, "words of a question and of an answer", validator=positive)
+    words: int = option(42, "words of a question and of an answer", validator=positive)
     threads: int = option(2, "threads", validator=positive)
 
 
