@@ -13,8 +13,9 @@ one object.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
+from operator import or_
 from typing import Any, Final, get_type_hints
 
 import torch
@@ -26,9 +27,15 @@ from arb_ternary.backends.vote_state import VoteState
 NAMESPACE: Final = "arb_ternary"
 _LIBRARY: Final[Any] = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _FIELDS: Final = len(VoteState._fields)
-_AUTOCAST: Final = torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCPU
-) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+#: Autocast of every kind of device.
+_AUTOCAST: Final = reduce(
+    or_,
+    [
+        torch._C.DispatchKeySet(key)
+        for name, key in torch._C.DispatchKey.__members__.items()
+        if name.startswith("Autocast")
+    ],
+)
 
 Function = Callable[..., Any]
 
