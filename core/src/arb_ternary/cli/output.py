@@ -16,20 +16,26 @@ def print_json(value: Any) -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print what was lost or rounded on the way, one line each, to standard error."""
+    """Print notes for the user, one line each, to standard error."""
     for note in notes:
         click.echo(f"note: {note}", err=True)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table. None is an empty cell. Outside a terminal no text is wrapped or cut."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
-        lines = [list(columns), *cells]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-            click.echo("  ".join(padded).rstrip())
+        for line in aligned([columns, *cells]):
+            click.echo(line)
         return
 
     from rich.box import SIMPLE_HEAD

@@ -147,9 +147,7 @@ class Console:
         model = self.session.model
         print_notes(model.notes)
         if not self.session.has_template:
-            click.echo(
-                "note: the model has no chat template: it continues what you write", err=True
-            )
+            print_notes(["the model has no chat template: it continues what you write"])
         if self.interactive:
             weights = audit(model.module).parameters
             context = self.session.context

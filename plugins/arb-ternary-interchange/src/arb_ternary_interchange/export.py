@@ -21,7 +21,7 @@ from arb_ternary_train.model_source import OpenModel, open_model
 
 @frozen
 class Exported:
-    """What an export has done.
+    """The outcome of an export.
 
     Attributes:
         summary: the exporter and what was exported, on a line.

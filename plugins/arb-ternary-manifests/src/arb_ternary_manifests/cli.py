@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arb_ternary.cli.options import as_json, overrides, plugin_files
-from arb_ternary.cli.output import print_json, print_table
+from arb_ternary.cli.output import print_json, print_notes, print_table
 from arb_ternary_train.openmp import wait_passively
 from arb_ternary_train.progress import format_bytes, format_duration
 
@@ -73,8 +73,7 @@ def run(
         raise UsageProblem("--resume: a dry run continues nothing", "Give --dry-run or --resume.")
 
     file = read_manifest(manifest, overrides, chosen)
-    for name in file.unused:
-        click.echo(f"note: vars.{name} is used nowhere", err=True)
+    print_notes(f"vars.{name} is used nowhere" for name in file.unused)
     directory = run_dir or _default_directory(file)
     if dry_run:
         _show_dry_run(file, directory, probe=not no_probe, as_json=as_json)
@@ -161,8 +160,7 @@ def _identity(each: PlannedRun) -> dict[str, str]:
 
 
 def _show_notes(each: PlannedRun) -> None:
-    for note in each.notes:
-        click.echo(f"note: {each.target}/{each.id}: {note}", err=True)
+    print_notes(f"{each.target}/{each.id}: {note}" for note in each.notes)
 
 
 def _forecast_rows(expected: RunForecast) -> list[tuple[str, str]]:

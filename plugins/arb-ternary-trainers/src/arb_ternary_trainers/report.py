@@ -1,10 +1,12 @@
-"""What ``ternarize`` did to a model."""
+"""The report of ``ternarize``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from attrs import frozen
+
+from arb_ternary.cli.output import aligned
 
 
 @frozen
@@ -53,7 +55,7 @@ class Left:
 
 @frozen(str=False)
 class TernarizeReport:
-    """What ``ternarize`` did to a model; ``str(report)`` is a table.
+    """The outcome of ``ternarize``; ``str(report)`` is a table.
 
     Attributes:
         replaced: the weights that became ternary.
@@ -99,9 +101,10 @@ class TernarizeReport:
         return 8 * self.bytes_in_training / self.weights
 
     def __str__(self) -> str:
-        lines = _table(("ternary", "kind", "shape", "init", "error"), self._replaced_rows())
+        heading = ("ternary", "kind", "shape", "init", "error")
+        lines = aligned([heading, *self._replaced_rows()])
         if self.left:
-            lines += ["", *_table(("stays float", "shape", "reason"), self._left_rows())]
+            lines += ["", *aligned([("stays float", "shape", "reason"), *self._left_rows()])]
         lines += [
             "",
             f"{self.weights:,} ternary weights: {self.bits_before:.2f} bits each before, "
@@ -124,13 +127,3 @@ class TernarizeReport:
 
 def _times(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _table(heading: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
-    """Return lines with aligned columns."""
-    lines = [heading, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
