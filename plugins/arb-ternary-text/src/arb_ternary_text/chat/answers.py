@@ -19,7 +19,7 @@ from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.tokenizers import (
     Tokenizer,
     base_tokenizer,
-    encode_letters,
+    encode_prompt,
     special_tokens,
 )
 
@@ -121,11 +121,7 @@ def tokens_in(spans: Sequence[Span], offsets: Sequence[Span]) -> list[bool]:
 
 
 def _encode_text(tokenizer: Tokenizer, text: str) -> EncodedConversation:
-    special = special_tokens(tokenizer)
-    ids = encode_letters(tokenizer, text)
-    if special.adds_bos and special.bos is not None:
-        ids = [special.bos, *ids]
-    ids = [*ids, *special.eos[:1]]
+    ids = [*encode_prompt(tokenizer, text), *special_tokens(tokenizer).eos[:1]]
     return EncodedConversation(ids, [index > 0 for index in range(len(ids))])
 
 

@@ -131,8 +131,7 @@ def prepare(
     _truncate(folder, state)
 
     special = special_tokens(tokenizer)
-    has_bos = special.adds_bos and special.bos is not None
-    before = np.array([special.bos] if has_bos else [], dtype=np.int32)
+    before = np.array(special.prefix, dtype=np.int32)
     after = np.array(special.eos[:1], dtype=np.int32)
     with (
         (folder / TOKENS).open("ab") as tokens,

@@ -38,6 +38,11 @@ class SpecialTokens:
         default=None, repr=lambda text: "None" if text is None else f"<{len(text)} characters>"
     )
 
+    @property
+    def prefix(self) -> list[int]:
+        """The ids that every text of the model begins with: BOS, or none."""
+        return [self.bos] if self.adds_bos and self.bos is not None else []
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON can hold it."""
         return {**attrs.asdict(self), "eos": list(self.eos)}

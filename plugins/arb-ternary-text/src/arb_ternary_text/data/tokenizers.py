@@ -295,9 +295,7 @@ def encode_letters(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encode a text to continue: letters, behind BOS if the model begins every text with it."""
-    special = special_tokens(tokenizer)
-    ids = encode_letters(tokenizer, text)
-    return [special.bos, *ids] if special.adds_bos and special.bos is not None else ids
+    return [*special_tokens(tokenizer).prefix, *encode_letters(tokenizer, text)]
 
 
 def token_text(tokenizer: Tokenizer, token: int | None) -> str | None:
