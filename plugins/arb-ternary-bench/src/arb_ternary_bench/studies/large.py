@@ -8,7 +8,6 @@ means nothing. Needs the package ``arb-ternary-chat`` and the extra ``studies``.
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -23,11 +22,13 @@ from torch import Tensor
 
 from arb_ternary.config.options import option, positive
 from arb_ternary.environment import for_child
-from arb_ternary.errors import ArbError, UsageProblem, nearest
+from arb_ternary.errors import ArbError, UsageProblem
+from arb_ternary_bench.child import Child
 from arb_ternary_bench.generation.shapes import SHAPES, GenerationShape
 from arb_ternary_bench.machine import bench_facts, describe, load_average
 from arb_ternary_bench.study import Session, Study
 from arb_ternary_bench.table import Column, Record, ResultTable, number
+from arb_ternary_text.data.train_tokenizer import CHAT_TOKENS, CHATML
 
 #: Names in transformers of the matrices of a block, by their names in llama.cpp.
 _NAMES: Final = {
@@ -39,11 +40,6 @@ _NAMES: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_TEMPLATE: Final = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_CONTROLS: Final = ("<|im_start|>", "<|im_end|>")
 #: Trits of one byte.
 _PER_BYTE: Final = 4
 _WORDS: Final = ("weight", "vote", "sign", "zero", "group", "scale", "flip", "step", "rate", "row")
@@ -128,14 +124,14 @@ def _write_tokenizer(folder: Path) -> None:
     library: Any = Tokenizer(models.BPE(vocabulary, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(each, special=True) for each in _CONTROLS])
+    library.add_special_tokens([AddedToken(each, special=True) for each in CHAT_TOKENS])
     library.save(str(folder / "tokenizer.json"))
-    begin, end = _CONTROLS
+    _, begin, end = CHAT_TOKENS
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": begin,
         "eos_token": end,
-        "chat_template": _TEMPLATE,
+        "chat_template": CHATML,
     }
     _write(folder / "tokenizer_config.json", settings)
 
@@ -165,7 +161,7 @@ def run(options: LargeOptions, session: Session) -> dict[str, Any]:
         known = [name for name, each in SHAPES.items() if each.bitnet and each.tied]
         raise UsageProblem(
             f"shape: {options.shape!r} has not the norms of BitNet and a tied head",
-            nearest(options.shape, known) or f"choose from {', '.join(known)}",
+            f"choose from {', '.join(known)}",
         )
     folder = session.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,12 +201,11 @@ def _measured(arguments: list[str], threads: int, log: Path) -> int:
     command = [sys.executable, "-m", "arb_ternary", *arguments]
     environment = for_child(OMP_NUM_THREADS=str(threads))
     with log.open("wb") as output:
-        child = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise ArbError(f"arb {' '.join(arguments)} ended with {child.returncode}", f"see {log}")
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    ended = Child(f"arb {' '.join(arguments)}", log, process).wait()
+    if ended.code:
+        raise ArbError(f"arb {' '.join(arguments)} ended with {ended.code}", f"see {log}")
+    return ended.peak_bytes
 
 
 def notes(result: Record) -> list[str]:
