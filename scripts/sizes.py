@@ -28,6 +28,7 @@ BUDGETS = {
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 53.8,
     "arb-ternary-chat": 8.5,
+    "arb-ternary-evals": 3,
     "arb-ternary-manifests": 15.8,
     "arb-ternary-text": 58.5,
     "arb-ternary-trainers": 9,

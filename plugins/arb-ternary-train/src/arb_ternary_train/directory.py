@@ -10,6 +10,7 @@
 ``logs/train.log`` what was printed, with the time
 ``result.json``    final numbers, when the run has finished; ``result.before.json`` is of a run
                    that was then made longer
+``tasks.json``     the newest result of each task that ``arb eval --tasks`` measured
 ================== =================================================================================
 
 A directory is created under a hidden name and then renamed, so a directory with ``run.json`` is
@@ -160,6 +161,11 @@ class RunDirectory:
     @property
     def result_file(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def tasks_file(self) -> Path:
+        """Results of ``arb eval --tasks``."""
+        return self.path / "tasks.json"
 
     @property
     def checkpoints(self) -> Path:
