@@ -184,6 +184,40 @@ def test_random_models_of_transformers_learn_and_become_dense_again(name: str) -
         assert not torch.equal(module.logical_votes(), before)
 
 
+@pytest.mark.parametrize("exclude", [None, ()], ids=["default", "all"])
+@pytest.mark.parametrize("name", CASES)
+def test_float_checkpoints_load_ternary_and_come_back_from_save_pretrained(
+    tmp_path: Path, name: str, exclude: tuple[str, ...] | None
+) -> None:
+    twin = made(name)
+    twin.save_pretrained(tmp_path / "float")
+    options = {"group_size": 32} if exclude is None else {"group_size": 32, "exclude": exclude}
+    arb_ternary.ternarize(twin, **options)
+    config = arb_ternary.ArbTernaryConfig(**options)
+    model = type(twin).from_pretrained(tmp_path / "float", quantization_config=config)
+    assert_same(model, twin)
+
+    batch = CASES[name][1]
+    optimizer = arb_ternary.make_optimizer(model, lr=0.5, float_lr=1e-2)
+    model(**batch).loss.backward()
+    optimizer.step()
+    model.save_pretrained(tmp_path / "ternary", max_shard_size="20KB")
+    assert len(list((tmp_path / "ternary").glob("*.safetensors"))) > 1
+    back = type(model).from_pretrained(tmp_path / "ternary")
+    assert_same(model, back)
+    with torch.no_grad():
+        assert torch.equal(model(**batch).logits, back(**batch).logits)
+
+
+def assert_same(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Compare everything that is saved: trits, exponents, accumulators and float parameters."""
+    state = model.state_dict()
+    others = other.state_dict()
+    assert state.keys() == others.keys()
+    for key, tensor in state.items():
+        assert torch.equal(tensor, others[key]), key
+
+
 def test_gpt2_layers_with_transposed_weights_are_those_of_transformers() -> None:
     model = made("gpt2")
     layer = model.transformer.h[0].attn.c_attn

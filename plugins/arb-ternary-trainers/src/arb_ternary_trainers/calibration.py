@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.module import GroupSize
 from arb_ternary_trainers.selection import Target
+from arb_ternary_trainers.ternary_values import Initial
 from arb_ternary_upcycle.projection.config import ProjectionConfig
 from arb_ternary_upcycle.projection.correction import corrected
 from arb_ternary_upcycle.projection.rounded import Rounded
@@ -31,7 +32,6 @@ _CONFIG: Final = ProjectionConfig()
 _WITHOUT_INPUTS: Final = ProjectionConfig(policy="ls")
 _LINEARS: Final = ("Linear", "Conv1D")
 
-Initial = tuple[Tensor, Tensor, Tensor]
 #: The arguments and keyword arguments of a call.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -95,8 +95,8 @@ def fit_weights(
     calibration: Iterable[Any],
     group_size: GroupSize,
     vote_bits: int,
-) -> Mapping[Target, tuple[str, Initial]]:
-    """Return the policy, and trits, exponents and accumulators, of each target.
+) -> Mapping[Target, Initial]:
+    """Return what each target starts with.
 
     Embeddings, convolutions and linears that the calibration does not reach are rounded with the
     least squared error (``ls``). The model is unchanged.
@@ -107,7 +107,7 @@ def fit_weights(
     """
     batches = _checked(calibration)
     weights = _Weights()
-    found: dict[Target, tuple[str, Initial]] = {}
+    found: dict[Target, Initial] = {}
     with _evaluating(model):
         for block, stages in _stages(model, targets, batches):
             teacher_calls = list(_calls_of(model, block, batches))
@@ -117,12 +117,12 @@ def fit_weights(
                 statistics = _input_statistics(block, stage, weights, teacher_calls, student_calls)
                 for each in stage:
                     rounded = _fit(each.target, statistics, group_size)
-                    found[each.target] = (_CONFIG.policy, _initial(rounded, vote_bits))
+                    found[each.target] = _initial(_CONFIG, rounded, vote_bits)
                     weights.round(each.target, rounded)
     for target in targets:
         if target not in found:
             rounded = project(target.matrix(), _WITHOUT_INPUTS, group_size)
-            found[target] = (_WITHOUT_INPUTS.policy, _initial(rounded, vote_bits))
+            found[target] = _initial(_WITHOUT_INPUTS, rounded, vote_bits)
     return found
 
 
@@ -284,5 +284,5 @@ def _fit(target: Target, statistics: InputStatistics, group_size: GroupSize) -> 
     return project(weight.to(torch.float32), _CONFIG, group_size, gram)
 
 
-def _initial(rounded: Rounded, vote_bits: int) -> Initial:
-    return rounded.trits, rounded.exponent, rounded.votes(vote_bits)
+def _initial(config: ProjectionConfig, rounded: Rounded, vote_bits: int) -> Initial:
+    return Initial(config.policy, rounded.trits, rounded.exponent, rounded.votes(vote_bits))

@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_trainers.dense_weight import weight_of
+from arb_ternary_trainers.unapplied import watch
+
+#: Attributes that transformers sets after it has resized the weight of an embedding or a head.
+_SIZES: Final = ("num_embeddings", "out_features")
 
 
 class TernaryLayer(nn.Module):
@@ -56,6 +60,7 @@ class TernaryLayer(nn.Module):
             vars(layer)["ternary"] = ternary
         else:
             layer.ternary = ternary
+        watch(ternary)
 
     def restore(self, weight: nn.Parameter) -> None:
         """Give the layer the class it had before, and ``weight`` as its first parameter."""
@@ -67,8 +72,17 @@ class TernaryLayer(nn.Module):
         self._parameters.clear()
         self._parameters.update({"weight": weight, **others})
 
+    @property
+    def factor(self) -> Tensor | None:
+        """What multiplies ``T * 2**E``, a scalar; None if nothing does. A buffer of ``ternary``."""
+        return self.ternary._buffers.get("factor")
+
+    def _scaled(self, product: Tensor) -> Tensor:
+        """Return a product with ``T * 2**E``, or that itself, times :attr:`factor`."""
+        return product if self.factor is None else product * self.factor
+
     def _float_weight(self) -> Tensor:
-        return self._shaped(weight_of(self.ternary, self.compute_dtype))
+        return self._shaped(self._scaled(weight_of(self.ternary, self.compute_dtype)))
 
     #: The weight as a float tensor, made anew; backward through it casts votes.
     weight: Any = property(_float_weight)
@@ -79,12 +93,19 @@ class TernaryLayer(nn.Module):
                 f"{type(self).__name__}: its weight is ternary and cannot be replaced by a tensor",
                 "Call arb_ternary.dense(model) first, or set trits: layer.ternary.set_trits(...).",
             )
+        if name in _SIZES and value != getattr(self, name):
+            raise UsageProblem(
+                f"{type(self).__name__}: its weight is ternary and cannot be resized: {name} is "
+                f"{getattr(self, name)}, and was to be {value}",
+                "Resize the model before ternarize, or call arb_ternary.dense(model) first.",
+            )
         super().__setattr__(name, value)
 
     @torch.no_grad()
     def dense_weight(self) -> Tensor:
         """Return the weight as a float tensor that casts no votes."""
-        return self._shaped(self.ternary.dense_weight(self.compute_dtype))
+        weight = self._scaled(self.ternary.dense_weight())
+        return self._shaped(weight.to(self.compute_dtype))
 
     def _shaped(self, matrix: Tensor) -> Tensor:
         return matrix.T if self.transposes_weight else matrix.view(self.dense_shape)
@@ -102,9 +123,12 @@ class _MultipliesRows(TernaryLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., K]`` (float) to ``[..., N]``."""
-        bias = None if self.bias is None else self.bias.to(torch.float32)
         activations: str = getattr(self.ternary, "activations")  # noqa: B009
-        return self.ternary.multiply(x, activations, bias)
+        bias = None if self.bias is None else self.bias.to(torch.float32)
+        if self.factor is None:
+            return self.ternary.multiply(x, activations, bias)
+        product = self._scaled(self.ternary.multiply(x, activations))
+        return product if bias is None else product + bias.to(product.dtype)
 
 
 class TernaryWeightLinear(_MultipliesRows, nn.Linear):
@@ -129,7 +153,7 @@ class TernaryWeightEmbedding(TernaryLayer, nn.Embedding):
     def forward(self, ids: Tensor) -> Tensor:
         """Look up integer ``ids [...]``: ``[..., K]``; the row ``padding_idx`` does not learn."""
         flat = ids.reshape(-1).to(torch.int64)
-        rows = self.ternary.look_up(flat, self.compute_dtype)
+        rows = self._scaled(self.ternary.look_up(flat, self.compute_dtype))
         if self.padding_idx is not None:
             padding = (flat == self.padding_idx).unsqueeze(1)
             rows = torch.where(padding, rows.detach(), rows)

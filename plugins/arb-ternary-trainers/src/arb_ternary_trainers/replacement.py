@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, Unpack
@@ -18,11 +19,10 @@ from arb_ternary_interchange.decoder.scales import ternary_rows
 from arb_ternary_trainers.layers import ternary_layers
 from arb_ternary_trainers.report import Replaced, TernarizeReport
 from arb_ternary_trainers.selection import DEFAULT_EXCLUDE, Target, select
+from arb_ternary_trainers.ternary_values import Initial, ternary_values
 
 Init = Literal["absmean", "gptq", "random"]
 _INITS: Final = ("absmean", "gptq", "random")
-#: Trits, exponents and accumulators of a weight, all int8.
-Initial = tuple[Tensor, Tensor, Tensor]
 
 
 def ternarize(
@@ -43,6 +43,10 @@ def ternarize(
     parameter. Tied weights stay tied: their layers share one ternary weight. A weight that does not
     require grad becomes a frozen ternary weight. Gradients and state of optimizers are not carried
     over: make the optimizer afterwards, with :func:`arb_ternary.make_optimizer`.
+
+    A weight that is ternary already, such as those of ``dense``, is taken as it is, unless ``init``
+    is ``random``. ``save_pretrained`` of a model of transformers writes what ``from_pretrained``
+    reads back, see :class:`arb_ternary.ArbTernaryConfig`.
 
     Linears read int8 activations by default; embeddings and convolutions compute in float.
 
@@ -68,11 +72,12 @@ def ternarize(
         What became ternary, how well it fits, and why each other matrix stayed float.
 
     Raises:
-        UsageProblem: a name or option does not exist, or nothing can be replaced. The model is
-            unchanged.
+        UsageProblem: a name or option does not exist, nothing can be replaced, a weight is ternary
+            in finer groups, or another program has quantized the model. The model is unchanged.
         EnvironmentProblem: ``gptq`` without the package ``arb-ternary-upcycle``.
     """
-    _check_init(init, calibration)
+    check_init(init, calibration)
+    pretrained = _pretrained_models(model)
     targets, left = select(model, include, exclude)
     if not targets:
         raise UsageProblem("ternarize: nothing in the model can become ternary", _reasons(left))
@@ -83,29 +88,37 @@ def ternarize(
     with _drawing(False):
         TernaryLinear(1, 1, group_size=group_size, activations=activations, **options)
 
-    fitted: Mapping[Target, tuple[str, Initial]] = {}
+    vote_bits = options.get("vote_bits", 8)
+    known: dict[Target, Initial] = {}
+    if init != "random":
+        for target in targets:
+            exact = ternary_values(target.name, target.matrix(), group_size, vote_bits)
+            if exact is not None:
+                known[target] = exact
     if init == "gptq":
-        fitted = _fitted(model, targets, calibration, group_size, options.get("vote_bits", 8))
+        others = [target for target in targets if target not in known]
+        known.update(_fitted(model, others, calibration, group_size, vote_bits))
 
     replaced = []
     for target in targets:
         matrix = target.matrix()
-        ternary = _new_module(target, matrix, init, group_size, activations, options)
+        ternary = new_module(target, group_size, activations, options, draws=init == "random")
         how: str = init
         error = None
         if init != "random":
-            how, initial = fitted.get(target, (init, None))
+            initial = known.get(target)
             if initial is None:
-                columns = ternary.shape.group_size
-                initial = ternary_rows(matrix, columns, ternary.shape.vote_bits)
-            trits, exponent, votes = initial
-            ternary.set_trits(trits, exponent, votes)
-            error = _relative_error(matrix, ternary.dense_weight())
-        ternary.frozen = not target.parameter.requires_grad
-        ternary.to(target.parameter.device)
+                rounded = ternary_rows(matrix, ternary.shape.group_size, vote_bits)
+                initial = Initial(init, *rounded)
+            how = initial.how
+            set_initial(ternary, initial)
+            error = _relative_error(matrix, initial.factor * ternary.dense_weight())
         replaced.append(_entry(target, ternary, how, error))
-        for index, (layer, kind) in enumerate(zip(target.layers, target.classes, strict=True)):
-            kind.adopt(layer, ternary, shared=index > 0)
+        adopt(target, ternary)
+    for each in pretrained:
+        from arb_ternary_trainers.quantizer import attach
+
+        attach(each, include, exclude, init)
     return TernarizeReport(tuple(replaced), tuple(left))
 
 
@@ -136,10 +149,73 @@ def dense(model: nn.Module) -> tuple[str, ...]:
             tensor = layer.dense_weight().contiguous()
             weights[ternary] = nn.Parameter(tensor, requires_grad=not ternary.frozen)
         layer.restore(weights[ternary])
+    for each in _pretrained_models(model):
+        from arb_ternary_trainers.quantizer import detach
+
+        detach(each)
     return tuple(layers)
 
 
-def _check_init(init: str, calibration: Iterable[Any] | None) -> None:
+def new_module(
+    target: Target,
+    group_size: GroupSize,
+    activations: str,
+    options: VoteOptions,
+    *,
+    draws: bool,
+) -> TernaryModule:
+    """Return a ternary module for a weight; its trits are 0 unless it ``draws`` them."""
+    rows, columns = target.size
+    with _drawing(draws):
+        if "Embedding" not in target.kinds:
+            return TernaryLinear(
+                columns, rows, group_size=group_size, activations=activations, **options
+            )
+        table = TernaryEmbedding(rows, columns, group_size=group_size, **options)
+    # Read by a linear with the same weight, and by rules of votes.
+    table.activations = activations  # type: ignore[assignment]
+    return table
+
+
+def set_initial(ternary: TernaryModule, initial: Initial) -> None:
+    """Give a ternary module its first trits, exponents, accumulators and factor."""
+    ternary.set_trits(initial.trits, initial.exponent, initial.votes)
+    if initial.factor != 1.0:
+        ternary.register_buffer("factor", torch.tensor(initial.factor))
+
+
+def adopt(target: Target, ternary: TernaryModule) -> None:
+    """Give the layers of a weight their ternary classes, and one ternary module."""
+    ternary.frozen = not target.parameter.requires_grad
+    if not target.parameter.is_meta:
+        ternary.to(target.parameter.device)
+    for index, (layer, kind) in enumerate(zip(target.layers, target.classes, strict=True)):
+        kind.adopt(layer, ternary, shared=index > 0)
+
+
+def _pretrained_models(model: nn.Module) -> list[Any]:
+    """Return the outermost models of transformers in ``model``, without importing transformers.
+
+    Raises:
+        UsageProblem: another program has quantized one of them.
+    """
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:
+        return []
+    if not isinstance(model, modeling.PreTrainedModel):
+        return [found for child in model.children() for found in _pretrained_models(child)]
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    method = None if quantizer is None else quantizer.quantization_config.quant_method
+    if method not in (None, "arb_ternary"):
+        raise UsageProblem(
+            f"ternarize: the model is quantized by {method}",
+            "Load it without quantization, or call model.dequantize() first.",
+        )
+    return [model]
+
+
+def check_init(init: str, calibration: Iterable[Any] | None) -> None:
+    """Refuse an ``init`` that does not exist, or that does not go with the calibration."""
     if init not in _INITS:
         close = nearest(init, _INITS)
         hint = f"did you mean {close!r}?\n" if close else ""
@@ -170,8 +246,8 @@ def _fitted(
     calibration: Iterable[Any] | None,
     group_size: GroupSize,
     vote_bits: int,
-) -> Mapping[Target, tuple[str, Initial]]:
-    """Return what ``gptq`` finds for each weight, and the name of the way it took."""
+) -> Mapping[Target, Initial]:
+    """Return what ``gptq`` finds for each weight."""
     try:
         from arb_ternary_trainers.calibration import fit_weights
     except ModuleNotFoundError as error:
@@ -181,27 +257,6 @@ def _fitted(
         ) from error
     assert calibration is not None
     return fit_weights(model, targets, calibration, group_size, vote_bits)
-
-
-def _new_module(
-    target: Target,
-    matrix: Tensor,
-    init: str,
-    group_size: GroupSize,
-    activations: str,
-    options: VoteOptions,
-) -> TernaryModule:
-    """Return the ternary module of a weight; its trits are drawn if ``init`` is random."""
-    rows, columns = matrix.shape
-    with _drawing(init == "random"):
-        if "Embedding" not in target.kinds:
-            return TernaryLinear(
-                columns, rows, group_size=group_size, activations=activations, **options
-            )
-        table = TernaryEmbedding(rows, columns, group_size=group_size, **options)
-    # Read by a linear with the same weight, and by rules of votes.
-    table.activations = activations  # type: ignore[assignment]
-    return table
 
 
 @contextmanager

@@ -43,6 +43,15 @@ class Target:
         """The name of the first layer."""
         return self.names[0]
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of :meth:`matrix`."""
+        rows = self.parameter.shape[0]
+        columns = self.parameter.numel() // max(rows, 1)
+        if self.classes[0].transposes_weight:
+            return columns, rows
+        return rows, columns
+
     def matrix(self) -> Tensor:
         """Return the weight as float32 ``[N, K]`` on the CPU."""
         weight = self.parameter.detach().to("cpu", torch.float32)
