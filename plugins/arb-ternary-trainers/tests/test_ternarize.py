@@ -472,3 +472,41 @@ def test_copies_and_saved_models_continue_with_the_same_bits(
             steps.zero_grad()
         assert optimizer.last_outcome.flips == other.last_outcome.flips > 0
     assert kit.same(model.state_dict(), twin.state_dict())
+
+
+def test_weights_that_are_ternary_already_are_taken_as_they_are() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(100, 8, bias=False)
+    trits = torch.randint(-1, 2, (8, 100))
+    scale = torch.exp2(torch.randint(-9, 3, (8, 4)).float()).repeat_interleave(32, 1)[:, :100]
+    weight = trits * scale
+    layer.weight.data = weight
+    model = nn.ModuleDict({"layer": layer})
+    with pytest.raises(UsageProblem, match=r"layer: .* in groups of 32 columns, .* group_size is"):
+        arb_ternary.ternarize(model)
+    assert layer.weight.data is weight or torch.equal(layer.weight, weight)
+
+    report = arb_ternary.ternarize(model, group_size=32)
+    assert (report.replaced[0].init, report.replaced[0].error) == ("exact", 0)
+    assert torch.equal(layer.ternary.trits(), trits.to(torch.int8))
+    assert torch.equal(layer.weight, weight)
+    assert not layer.ternary.logical_votes().any()
+
+
+def test_ternary_weights_keep_a_common_factor_and_learn_what_different_scales_lack() -> None:
+    trits = torch.tensor([[1.0, -1, 0, 1], [0, 1, 1, -1]])
+    layer = nn.Linear(4, 2, bias=False)
+    layer.weight.data = 0.3 * trits
+    arb_ternary.ternarize(nn.Sequential(layer), activations="float")
+    x = torch.randn(3, 4)
+    assert torch.allclose(layer.weight, 0.3 * trits, rtol=1e-6)
+    assert torch.allclose(layer(x), x @ (0.3 * trits).T, rtol=1e-5, atol=1e-6)
+    arb_ternary.dense(nn.Sequential(layer))
+    assert torch.allclose(layer.weight, 0.3 * trits, rtol=1e-6)
+
+    # Rows of 0.3 and 0.55: the powers are 1/4 and 1/2, and 0.3 / 0.25 - 1 is 0.2 of 64 quanta.
+    layer.weight.data = torch.tensor([[0.3], [0.55]]) * trits
+    arb_ternary.ternarize(nn.Sequential(layer))
+    assert torch.equal(layer.weight, torch.tensor([[0.25], [0.5]]) * trits)
+    expected = (torch.tensor([[0.2], [0.1]]) * 64 * trits).round()
+    assert torch.equal(layer.ternary.logical_votes().float(), expected)
