@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import io
 import math
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace as Kit
 from typing import Any
@@ -360,12 +362,12 @@ def test_a_scaler_works_without_float_parameters(kit: Kit) -> None:
     assert optimizer.last_outcome.flips > 0
 
 
-def test_float16_parameters_with_a_scaler_are_refused_as_torch_does(kit: Kit) -> None:
+def test_float16_parameters_with_a_scaler_are_refused_by_torch(kit: Kit) -> None:
     model = ternary_net(kit).half()
     optimizer = arb_ternary.make_optimizer(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     scaler.scale(kit.loss_of(model, kit.Bigram().batch(0))).backward()
-    with pytest.raises(ValueError, match="float16 parameters cannot be unscaled; keep parameters"):
+    with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
         scaler.step(optimizer)
 
 
@@ -444,3 +446,55 @@ def test_seed_decides_the_rounding_of_votes(kit: Kit) -> None:
         optimizer = arb_ternary.make_optimizer(model, lr=0.5, seed=seed)
         flips.append(train(kit, model, optimizer, 4))
     assert flips[0] == flips[1] != flips[2]
+
+
+def test_an_optimizer_is_freed_when_nothing_uses_it(kit: Kit) -> None:
+    model = ternary_net(kit)
+    optimizer = weakref.ref(arb_ternary.make_optimizer(model))
+    gc.collect()
+    assert optimizer() is None
+
+
+@pytest.mark.parametrize("when", ["untrained", "optimizer is gone", "frozen", "trained", "other"])
+def test_a_step_that_leaves_votes_warns(kit: Kit, when: str) -> None:
+    model = ternary_net(kit)
+    trained = kit.new_net() if when == "other" else model
+    floats = torch.optim.SGD(trained.parameters(), lr=0.1)
+    optimizer = None
+    if when in ("trained", "optimizer is gone"):
+        optimizer = arb_ternary.make_optimizer(model)
+    if when == "optimizer is gone":
+        del optimizer
+        gc.collect()
+    if when == "frozen":
+        for module in model.modules():
+            if hasattr(module, "ternary"):
+                module.ternary.frozen = True
+    floats.step()  # no votes yet
+    kit.loss_of(model, kit.Bigram().batch(0)).backward()
+    if when in ("frozen", "trained", "other"):
+        floats.step()
+        return
+    with pytest.warns(UserWarning, match="3 ternary weights have cast votes that no optimizer"):
+        floats.step()
+
+
+class Adapter(nn.Module):
+    """It stands where peft puts the layers of LoRA."""
+
+    __module__ = "peft.tuners.lora.layer"
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+
+def test_adapters_of_ternary_layers_are_refused(kit: Kit) -> None:
+    model = ternary_net(kit)
+    model.up = Adapter(model.up)
+    with pytest.raises(UsageProblem, match="peft: Adapter adapts a ternary layer") as caught:
+        arb_ternary.make_optimizer(model)
+    assert "Train the ternary weights themselves" in caught.value.hint
+    model.up = model.up.base_layer
+    model.lm_head = Adapter(model.lm_head)  # a float layer
+    arb_ternary.make_optimizer(model)

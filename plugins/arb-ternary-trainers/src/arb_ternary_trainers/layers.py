@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_trainers.dense_weight import weight_of
-from arb_ternary_trainers.unapplied import watch
 
 #: Attributes that transformers sets after it has resized the weight of an embedding or a head.
 _SIZES: Final = ("num_embeddings", "out_features")
@@ -60,7 +59,6 @@ class TernaryLayer(nn.Module):
             vars(layer)["ternary"] = ternary
         else:
             layer.ternary = ternary
-        watch(ternary)
 
     def restore(self, weight: nn.Parameter) -> None:
         """Give the layer the class it had before, and ``weight`` as its first parameter."""

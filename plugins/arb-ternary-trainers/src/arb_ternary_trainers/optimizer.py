@@ -29,7 +29,8 @@ from arb_ternary.specs import OptimizerSpec
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_train.gradients import gradient_norm
 from arb_ternary_train.optim.joined import JoinedOptimizer
-from arb_ternary_trainers.loss_scale import ScaleProbe, new_probe, unscale
+from arb_ternary_trainers.layers import TernaryLayer
+from arb_ternary_trainers.loss_scale import ScaleProbe, new_probe
 
 _VOTES: Final = "votes"
 _FLOATS: Final = "floats"
@@ -40,7 +41,7 @@ _WRAPPERS: Final = (
     "FullyShardedDataParallel",
     "FSDPModule",
 )
-_OUR_WAY: Final = (
+OUR_WAY: Final = (
     "Train with several processes: torchrun --nproc_per_node N -m arb_ternary train CONFIG"
 )
 
@@ -107,9 +108,10 @@ class VotesAndFloats(JoinedOptimizer):
     ``zero_grad`` drops the votes that were cast since the last step, as it drops gradients.
 
     A step is skipped, in both parts, if a gradient is not finite. With a ``torch.amp.GradScaler``
-    the scaler decides, and learns of gradients of ternary weights too. Votes are cast from scaled
-    gradients: rules that measure gradients follow the scale, and the votes of the first step after
-    the scale has changed are dropped, because they were cast at the old one.
+    the scaler decides, as for any optimizer: it does not call ``step``. It learns of gradients of
+    ternary weights too, and the votes of a skipped step are dropped when it unscales. Votes are
+    cast from scaled gradients: rules that measure gradients follow the scale, and the votes of the
+    first step after the scale has changed are dropped, because they were cast at the old one.
 
     State dicts hold rates, magnitudes and the state of the float part; accumulators are in the
     state dict of the model.
@@ -118,9 +120,6 @@ class VotesAndFloats(JoinedOptimizer):
         last_outcome: what the last step did: flips, norm of gradients, whether it was skipped.
         skipped_updates: number of steps that were skipped.
     """
-
-    #: Tells a scaler to call ``step`` always, with ``grad_scale`` and ``found_inf``.
-    _step_supports_amp_scaling = True
 
     def __init__(self, parts: Mapping[str, Optimizer]) -> None:
         super().__init__(parts)
@@ -158,20 +157,17 @@ class VotesAndFloats(JoinedOptimizer):
         return loss
 
     def _take_step(self, loss: Tensor | float | None) -> StepOutcome:
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is None and not (is_finite(loss) and self._gradients_are_finite()):
+        scale = self._loss_scale()
+        # A scaler has looked at the gradients already.
+        if scale is None and not (is_finite(loss) and self._gradients_are_finite()):
             warnings.warn(
                 "a gradient is not finite: the update is skipped; optimizer.skipped_updates counts "
                 "them",
                 stacklevel=4,
             )
             return self.skip_update()
-        if found_inf is not None and bool(found_inf):
-            return self.skip_update()
 
-        scale = self._loss_scale()
-        if getattr(self, "grad_scale", None) is not None and _FLOATS in self.parts:
-            unscale([p for group in self._float_groups() for p in group["params"]], scale)
+        scale = scale or 1.0
         octaves = math.log2(scale / self._scale)
         if octaves and self.rule.rescale_gradients(octaves):
             self.rule.skip_update()
@@ -194,15 +190,18 @@ class VotesAndFloats(JoinedOptimizer):
             faults.setdefault(stats.device, []).append(stats[0] + 0.0 * stats.sum())
         return not any(bool(torch.stack(each).any()) for each in faults.values())
 
-    def _loss_scale(self) -> float:
-        """Return the scale of the gradients of this step; 1 without a scaler."""
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            return float(scale)
+    def _loss_scale(self) -> float | None:
+        """Return the scale of the gradients of this step; None without a scaler."""
         probe = self._probe.grad
         if isinstance(probe, ScaleProbe) and probe.factor is not None:
             return 1.0 / probe.factor
-        return 1.0
+        return None
+
+    def _drop_votes(self) -> None:
+        """Skip an update because a scaler has found gradients that are not finite."""
+        self.last_outcome = self.rule.skip_update()
+        self.skipped_updates += 1
+        self._place_probe()
 
     def _check_processes(self) -> None:
         """Refuse to train in one of several processes."""
@@ -213,7 +212,7 @@ class VotesAndFloats(JoinedOptimizer):
             raise UsageProblem(
                 f"torch.distributed: {torch.distributed.get_world_size()} processes train, and "
                 f"nothing exchanges their votes here",
-                _OUR_WAY,
+                OUR_WAY,
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -237,7 +236,8 @@ class VotesAndFloats(JoinedOptimizer):
     def _place_probe(self) -> None:
         """Put a fresh probe into the group of the votes, whose parameters a step sets anew."""
         modules = self.rule.modules
-        self._probe = new_probe(modules[0].weight.device, self._votes_are_finite)
+        device = modules[0].weight.device
+        self._probe = new_probe(device, self._votes_are_finite, self._drop_votes)
         group = self.rule.param_groups[0]
         packed = self.rule.modules_of(0)
         group["params"] = [*(module.weight for module in packed), self._probe]
@@ -246,8 +246,7 @@ class VotesAndFloats(JoinedOptimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("_probe", "grad_scale", "found_inf"):
-            state.pop(name, None)
+        state.pop("_probe", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -291,8 +290,16 @@ def _check_wrappers(model: nn.Module) -> None:
                 raise UsageProblem(
                     f"{wrapper}: it averages float gradients, and does not exchange the votes of "
                     f"ternary layers",
-                    _OUR_WAY,
+                    OUR_WAY,
                 )
+        adapted = isinstance(getattr(module, "base_layer", None), TernaryLayer)
+        if adapted and type(module).__module__.partition(".")[0] == "peft":
+            raise UsageProblem(
+                f"peft: {type(module).__name__} adapts a ternary layer, whose weight it could not "
+                f"merge the adapter into",
+                "Train the ternary weights themselves, without an adapter: they and their "
+                "accumulators are ten bits per weight.",
+            )
 
 
 def _build_rule(

@@ -47,6 +47,7 @@ from arb_ternary_trainers.replacement import (
 )
 from arb_ternary_trainers.selection import Target
 from arb_ternary_trainers.ternary_values import scaled_trits
+from arb_ternary_trainers.unapplied import watch
 
 #: The state of a ternary module, as ``save_pretrained`` writes it.
 _STATE: Final = (
@@ -154,6 +155,7 @@ class ArbTernaryQuantizer(HfQuantizer):
             self._adopt_kept(model, **options)
             _check_values(model)
             attach(model, *rounding)
+            watch(model)
             return
         _check_values(model)
         if config.calibration is not None:

@@ -20,6 +20,7 @@ from arb_ternary_trainers.layers import ternary_layers
 from arb_ternary_trainers.report import Replaced, TernarizeReport
 from arb_ternary_trainers.selection import DEFAULT_EXCLUDE, Target, select
 from arb_ternary_trainers.ternary_values import Initial, ternary_values
+from arb_ternary_trainers.unapplied import watch
 
 Init = Literal["absmean", "gptq", "random"]
 _INITS: Final = ("absmean", "gptq", "random")
@@ -119,6 +120,7 @@ def ternarize(
         from arb_ternary_trainers.quantizer import attach
 
         attach(each, include, exclude, init)
+    watch(model)
     return TernarizeReport(tuple(replaced), tuple(left))
 
 
