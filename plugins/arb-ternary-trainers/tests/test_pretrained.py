@@ -27,9 +27,12 @@ from transformers import (
 )
 
 import arb_ternary
+import arb_ternary_trainers
 from arb_ternary.errors import CheckpointError, EnvironmentProblem, UsageProblem
 from arb_ternary.specs import resolve
+from arb_ternary_interchange.export import export_model
 from arb_ternary_interchange.huggingface.exporter import HfExporter
+from arb_ternary_interchange.importing import find_source, import_model
 from arb_ternary_interchange.options import HfExportConfig
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -253,6 +256,25 @@ def test_scales_that_are_no_powers_of_two_are_kept_as_a_factor(tmp_path: Path) -
     assert torch.equal(back.get_submodule(DOWN).weight, weight)
 
 
+def test_dense_models_reach_the_published_layout(tmp_path: Path) -> None:
+    model = llama()
+    arb_ternary.ternarize(model, group_size=32)
+    expected = {
+        name: layer.ternary.trits()
+        for name, layer in model.named_modules()
+        if name.endswith("_proj")
+    }
+    arb_ternary.dense(model)
+    model.save_pretrained(tmp_path / "dense")
+    import_model(find_source(str(tmp_path / "dense")), tmp_path / "run")
+    export_model(tmp_path / "run", tmp_path / "hf", "hf", ["tokenizer=false", "layout=dense_w1a8"])
+    published = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert published["quantization_config"]["quant_method"] == "bitnet"
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", quantization_config=Config())
+    for name, trits in expected.items():
+        assert torch.equal(back.get_submodule(name).ternary.trits(), trits)
+
+
 def test_packed_weights_are_checked(tmp_path: Path) -> None:
     folder = exported(
         decoder(group_size="tensor", scale_rule="frozen"), tmp_path / "packed", "packed"
@@ -449,6 +471,7 @@ def test_without_transformers_the_name_says_what_to_install(
     monkeypatch.setitem(sys.modules, "transformers", None)
     for name in ("pretrained", "quantizer"):
         monkeypatch.delitem(sys.modules, f"arb_ternary_trainers.{name}")
+        monkeypatch.delattr(arb_ternary_trainers, name)
     with pytest.raises(EnvironmentProblem) as caught:
         resolve("arb_ternary_trainers.pretrained:ArbTernaryConfig")
     assert "not installed: transformers" in caught.value.what
