@@ -136,7 +136,9 @@ def _ops() -> Iterator[str]:
         for op in _import("arb_ternary_text.models.block_kernels").BLOCK_OPS
         if op.startswith("text.")
     )
-    yield _import("arb_ternary_text.models.native_decode").DECODE_STEP
+    native_decode = _import("arb_ternary_text.models.native_decode")
+    yield native_decode.DECODE_ROWS
+    yield native_decode.DECODE_STEP
 
 
 def _errors() -> Iterator[str]:

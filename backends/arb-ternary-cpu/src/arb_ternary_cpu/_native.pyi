@@ -569,3 +569,14 @@ class DecodePlan:
         dtype: int,
         /,
     ) -> bool: ...
+    def rows(
+        self,
+        isa: int,
+        threads: int,
+        tokens: tuple[int, int, int, int, int, int, int, int],
+        cache: tuple[int, int, int, int, int, int],
+        kept: int,
+        out: int,
+        dtype: int,
+        /,
+    ) -> bool: ...

@@ -1,8 +1,9 @@
-"""A token of a plain decoder in one native call.
+"""Tokens of a plain decoder in one native call.
 
 ``decode_step(decoder)`` takes what :mod:`arb_ternary_text.models.decode_plan` describes and returns
-what runs a step of it; None where it does not serve that decoder. Weights are read where they lie,
-at every step: nothing is copied.
+what runs a step of it; None where it does not serve that decoder. ``decode_rows(decoder)`` returns
+what runs any number of tokens of any sequences. Weights are read where they lie, once a step:
+nothing is copied.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ def decode_step(isa: int, decoder: Any) -> DecodeStep | None:
         if any(len({one.shape.group_size for one in sharing}) > 1 for sharing in together):
             return None
     return DecodeStep(isa, decoder)
+
+
+def decode_rows(isa: int, decoder: Any) -> Callable[..., Tensor | None] | None:
+    """What runs tokens of ``decoder``, :meth:`DecodeStep.rows`; None as for :func:`decode_step`."""
+    step = decode_step(isa, decoder)
+    return None if step is None else step.rows
 
 
 class DecodeStep:
@@ -106,6 +113,84 @@ class DecodeStep:
             self._capacity,
             slot,
             past,
+            out.data_ptr(),
+            self._dtype,
+        )
+        return out if done else None
+
+    def rows(
+        self,
+        ids_R: Tensor,
+        cache: Sequence[Tensor],
+        tables_ST: Tensor,
+        sequence_R: Tensor,
+        slot_R: Tensor,
+        past_R: Tensor,
+        position_R: Tensor,
+        wanted_W: Tensor,
+    ) -> Tensor | None:
+        """Logits ``[W, V]``, or normed rows ``[W, D]`` without a head in the plan, of some tokens.
+
+        What a token gives depends on its id, its position and what it sees, to the last bit: on no
+        other token of the call, nor on how positions were divided among calls.
+
+        Args:
+            ids_R: tokens of any sequences, int64.
+            cache: keys and values of each layer in blocks of positions, ``[blocks, G, size, C]``,
+                as those of :meth:`__call__` in every other respect.
+            tables_ST: the blocks of each sequence, int64: its slot ``t`` is the place ``t % size``
+                of block ``tables_ST[s, t // size]``.
+            sequence_R: the row of ``tables_ST`` of each token, int64.
+            slot_R: where its key and value go, int64. No two tokens have the same place.
+            past_R: slots before it that it sees, int64, also those that this call writes.
+            position_R: what turns its query and key, in the units of the plan's ``speeds``,
+                float64.
+            wanted_W: the tokens of which results are returned, int64.
+
+        None: a cache of another form, an id, a slot or a block that does not exist, or exponents
+        that spread too far; other slots hold what they held.
+        """
+        held = len(cache) == len(self._cached) and all(map(is_, cache, self._cached))
+        count = ids_R.numel()
+        if count == 0 or not (held or self._bind(cache, cache[0].size(0))):
+            return None
+        tables = check_readable(tables_ST, "tables", torch.int64, tuple(tables_ST.shape))
+        sequences, width = tables.shape
+        rows = [
+            check_readable(tensor, name, torch.int64, (count,))
+            for name, tensor in (
+                ("ids", ids_R),
+                ("sequence", sequence_R),
+                ("slot", slot_R),
+                ("past", past_R),
+            )
+        ]
+        positions = check_readable(position_R, "position", torch.float64, (count,))
+        wanted = check_readable(wanted_W, "wanted", torch.int64, (wanted_W.numel(),))
+        out = torch.empty((wanted.numel(), self._outputs), dtype=self._decoder.dtype)
+        ids, sequence, slot, past = (tensor.data_ptr() for tensor in rows)
+        done = self._plan.rows(
+            self._isa,
+            get_num_threads(),
+            (
+                count,
+                ids,
+                sequence,
+                slot,
+                past,
+                positions.data_ptr(),
+                wanted.numel(),
+                wanted.data_ptr(),
+            ),
+            (
+                self._addresses.data_ptr(),
+                cache[0].size(0),
+                self._capacity,
+                tables.data_ptr(),
+                sequences,
+                width,
+            ),
+            self._kept_as,
             out.data_ptr(),
             self._dtype,
         )
@@ -247,4 +332,7 @@ def _sizes(shape: WeightShape) -> tuple[int, int, int, int]:
 
 def kernels(isa: int) -> dict[str, Callable[..., Any]]:
     """The kernels of this module for the instruction set with this index."""
-    return {"text.decode_step": partial(decode_step, isa)}
+    return {
+        "text.decode_rows": partial(decode_rows, isa),
+        "text.decode_step": partial(decode_step, isa),
+    }

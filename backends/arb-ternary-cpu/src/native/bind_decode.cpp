@@ -1,6 +1,7 @@
 // Bindings of a step of decoding. Addresses and sizes are what the Python side has checked; a plan holds addresses of
 // tensors that its owner keeps.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
@@ -80,6 +81,22 @@ void bind_decode(nb::module_& m) {
             return arb::decode_step(isa, threads, self, batch, at<const int64_t>(ids), position,
                                     {at<const int64_t>(cache), static_cast<arb::Kept>(kept), capacity, slot, past},
                                     at<void>(out), static_cast<arb::Dtype>(dtype));
+          },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "rows",
+          [](const arb::DecodePlan& self, int isa, int threads, const std::array<Address, 8>& tokens,
+             const std::array<Address, 6>& cache, int kept, Address out, int dtype) {
+            const auto count = [](Address size) { return static_cast<int64_t>(size); };
+            const auto [rows, ids, sequences, slots, pasts, positions, wanted_count, wanted] = tokens;
+            const auto [addresses, blocks, size, tables, table_count, table_width] = cache;
+            return arb::decode_rows(
+                isa, threads, self,
+                {count(rows), at<const int64_t>(ids), at<const int64_t>(sequences), at<const int64_t>(slots),
+                 at<const int64_t>(pasts), at<const double>(positions), count(wanted_count), at<const int64_t>(wanted)},
+                {at<const int64_t>(addresses), static_cast<arb::Kept>(kept), count(blocks), count(size),
+                 at<const int64_t>(tables), count(table_count), count(table_width)},
+                at<void>(out), static_cast<arb::Dtype>(dtype));
           },
           nb::call_guard<nb::gil_scoped_release>());
 }

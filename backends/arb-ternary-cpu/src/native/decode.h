@@ -1,4 +1,4 @@
-// One token through a plain decoder: what it is made of, and the loops that are not products.
+// Tokens through a plain decoder: what it is made of, and the loops that are not products.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace arb {
 
-// Sequences that a step takes at most.
+// Sequences that a step of one token each takes at most.
 constexpr int64_t kMostSequences = 16;
 
 // What the gain of a norm is: nothing, a row of floats, or a ternary weight of one row.
@@ -61,30 +61,60 @@ enum class Kept : int { float32 = 0, bfloat16 = 1, int8 = 2 };
 
 static inline int64_t kept_size(Kept kept) { return kept == Kept::float32 ? 4 : kept == Kept::bfloat16 ? 2 : 1; }
 
-// Keys and values of the sequences: addresses of [B, G, capacity, C], [layer][2]; or, where they are int8, [layer][4]
-// with those of the scales, float32 [B, G, capacity], behind. The new position goes to `slot`, and sees `past`
-// positions before it.
+// Keys and values in blocks of positions: addresses of [blocks, G, size, C], [layer][2]; or, where they are int8,
+// [layer][4] with those of the scales, float32 [blocks, G, size], behind. Position t of sequence s lies in the block
+// tables[s * table_width + t / size].
 struct DecodeCache {
   const int64_t* addresses;
   Kept kept;
-  int64_t capacity, slot, past;
+  int64_t blocks, size;
+  const int64_t* tables;
+  int64_t sequences, table_width;
 
   int64_t parts() const { return kept == Kept::int8 ? 4 : 2; }
 };
 
-// The keys or the values of a head: rows of `features` one after another, and the new one. Scales are those of int8.
-struct KeptRows {
-  const void* past;
-  const void* last;
-  const float* scales;
-  float last_scale;
+// The tokens of a step, of any number of sequences: token r goes to slots[r] of its sequence, and sees the `pasts[r]`
+// slots before it, also those that this step writes. `positions` turn queries and keys. Results are wanted of some
+// tokens, in ascending order.
+struct DecodeRows {
+  int64_t count;
+  const int64_t* ids;
+  const int64_t* sequences;
+  const int64_t* slots;
+  const int64_t* pasts;
+  const double* positions;
+  int64_t wanted_count;
+  const int64_t* wanted;
 };
 
-// The logits [B, V], or normalised rows [B, D], of the tokens `ids` at `position`. False where an id is outside the
-// embedding, or exponents spread too far for sums of 32 bits: then the result is undefined, and of the cache only the
-// new position was written.
+// The keys or the values of a head of a sequence, in blocks of `size` rows that begin `stride` rows apart.
+struct KeptRows {
+  const void* rows;
+  const float* scales;  // null where they are not int8
+  const int64_t* table;
+  int64_t size, stride, features;
+  Kept kept;
+
+  int64_t row(int64_t slot) const { return table[slot / size] * stride + slot % size; }
+  const void* at(int64_t slot) const { return static_cast<const char*>(rows) + row(slot) * features * kept_size(kept); }
+  const float* scales_at(int64_t slot) const { return scales + row(slot); }
+};
+
+// The logits [W, V], or normalised rows [W, D], of the tokens that are wanted. False where an id, a sequence, a slot or
+// a block does not exist, and nothing was written; or where exponents spread too far for sums of 32 bits: then the
+// result is undefined, and of the cache only the slots of the tokens were written.
+bool decode_rows(int isa, int threads, const DecodePlan& plan, const DecodeRows& rows, const DecodeCache& cache,
+                 void* out, Dtype dtype);
+
+// One token of each sequence, all at the same place: `addresses` are those of [B, G, capacity, C].
+struct DecodeStepCache {
+  const int64_t* addresses;
+  Kept kept;
+  int64_t capacity, slot, past;
+};
 bool decode_step(int isa, int threads, const DecodePlan& plan, int64_t batch, const int64_t* ids, double position,
-                 const DecodeCache& cache, void* out, Dtype dtype);
+                 const DecodeStepCache& cache, void* out, Dtype dtype);
 
 // The loops of a step; they read and write beyond no stated count.
 struct DecodeKernels {
@@ -94,10 +124,11 @@ struct DecodeKernels {
   void (*from_floats)(const float* x, int64_t count, void* out, Dtype dtype);
   // Turns planes, spanned by elements p and p + planes, by their angles.
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t planes);
-  // Softmax attention of one query over `past` positions and the last one; what is int8 counts as code * scale. Scores
-  // are multiplied by `scale`; `scores` has room for past + 1 floats rounded up to 16.
-  void (*attend)(const float* query, const KeptRows& keys, const KeptRows& values, Kept kept, int64_t past,
-                 int64_t features, float scale, float* scores, float* out);
+  // Softmax attention of one query over `past` slots before `slot` and that slot; what is int8 counts as code * scale.
+  // Scores are multiplied by `scale`; `scores` has room for past + 1 floats rounded up to 16, `spare` for a number for
+  // each feature.
+  void (*attend)(const float* query, const KeptRows& keys, const KeptRows& values, int64_t slot, int64_t past,
+                 float scale, float* scores, float* spare, float* out);
   // up[i] = act(gate, up); relu2 takes no gate.
   void (*activate)(Activation activation, const float* gate, float* up, int64_t count);
 };

@@ -127,14 +127,15 @@ inline void score_rows(const float* query, const void* keys, int64_t features, f
   for (int r = 0; r < R; ++r) scores[r] = four[r] * scale;
 }
 
-// out[0 .. 16 S) += sum over rows, `stride` apart, of weight[row] * row.
+// Sums over rows, `stride` apart, of weight[row] * row: rows take turns with two sets of sums, because one would be
+// waiting for itself. even[0 .. 16 S) gets those of rows 0, 2, ...
 template <Kept K, int S>
-inline void weigh_rows(const float* weights, const void* values, int64_t rows, int64_t stride, float* out) {
-  // Rows take turns with two sets of sums: one would be waiting for itself.
+inline void weigh_rows(const float* weights, const void* values, int64_t rows, int64_t stride, float* even,
+                       float* odd) {
   F sums[2][S];
   unroll<S>(ARB_UNROLLED(s) {
-    sums[0][s.value] = loadf(out + 16 * s.value);
-    sums[1][s.value] = splatf(0.0f);
+    sums[0][s.value] = loadf(even + 16 * s.value);
+    sums[1][s.value] = loadf(odd + 16 * s.value);
   });
   int64_t t = 0;
   for (; t + 2 <= rows; t += 2) {
@@ -152,22 +153,36 @@ inline void weigh_rows(const float* weights, const void* values, int64_t rows, i
       sums[0][s.value] = fma(w, load_kept<K>(kept_at(values, K, t * stride + 16 * s.value)), sums[0][s.value]);
     });
   }
-  unroll<S>(ARB_UNROLLED(s) { storef(out + 16 * s.value, addf(sums[0][s.value], sums[1][s.value])); });
+  unroll<S>(ARB_UNROLLED(s) {
+    storef(even + 16 * s.value, sums[0][s.value]);
+    storef(odd + 16 * s.value, sums[1][s.value]);
+  });
 }
 
+// `rest`: where the features beyond the last whole sixteen are summed, one row after another.
 template <Kept K>
-inline void add_values(const float* weights, const void* values, int64_t rows, int64_t features, float* out) {
+inline void add_values(const float* weights, const void* values, int64_t rows, int64_t features, float* even,
+                       float* odd, float* rest) {
   int64_t c = 0;
-  for (; c + 128 <= features; c += 128) weigh_rows<K, 8>(weights, kept_at(values, K, c), rows, features, out + c);
-  for (; c + 64 <= features; c += 64) weigh_rows<K, 4>(weights, kept_at(values, K, c), rows, features, out + c);
-  for (; c + 16 <= features; c += 16) weigh_rows<K, 1>(weights, kept_at(values, K, c), rows, features, out + c);
+  const auto from = [&] { return kept_at(values, K, c); };
+  for (; c + 128 <= features; c += 128) weigh_rows<K, 8>(weights, from(), rows, features, even + c, odd + c);
+  for (; c + 64 <= features; c += 64) weigh_rows<K, 4>(weights, from(), rows, features, even + c, odd + c);
+  for (; c + 16 <= features; c += 16) weigh_rows<K, 1>(weights, from(), rows, features, even + c, odd + c);
   if (c < features) {
     const int64_t left = features - c;
-    F sum = load_some(out + c, left);
+    F sum = load_some(rest + c, left);
     for (int64_t t = 0; t < rows; ++t) {
       sum = fma(splatf(weights[t]), load_kept<K>(kept_at(values, K, t * features + c), left), sum);
     }
-    store_some(out + c, sum, left);
+    store_some(rest + c, sum, left);
+  }
+}
+
+// Adds the odd sums to the even ones, and clears them.
+inline void join_sums(int64_t features, float* even, float* odd) {
+  for (int64_t c = 0; c + 16 <= features; c += 16) {
+    storef(even + c, addf(loadf(even + c), loadf(odd + c)));
+    storef(odd + c, splatf(0.0f));
   }
 }
 
@@ -179,23 +194,33 @@ inline void multiply_by(const float* scales, int64_t count, float* x) {
   }
 }
 
+// Calls f(slot, count) for the stretches of slots that lie in one block.
+template <class Use>
+inline void stretches(int64_t first, int64_t last, int64_t size, Use use) {
+  while (first < last) {
+    const int64_t count = smaller(last, (first / size + 1) * size) - first;
+    use(first, count);
+    first += count;
+  }
+}
+
 template <Kept K>
-inline void attend_of(const float* query, const KeptRows& keys, const KeptRows& values, int64_t past, int64_t features,
-                      float scale, float* scores, float* out) {
-  int64_t t = 0;
-  for (; t + 4 <= past; t += 4) {
-    score_rows<K, 4>(query, kept_at(keys.past, K, t * features), features, scale, scores + t);
-  }
-  for (; t < past; ++t) score_rows<K, 1>(query, kept_at(keys.past, K, t * features), features, scale, scores + t);
-  score_rows<K, 1>(query, keys.last, features, scale, scores + past);
-  if constexpr (K == Kept::int8) {
-    multiply_by(keys.scales, past, scores);
-    scores[past] *= keys.last_scale;
-  }
+inline void attend_of(const float* query, const KeptRows& keys, const KeptRows& values, int64_t slot, int64_t past,
+                      float scale, float* scores, float* spare, float* out) {
+  const int64_t features = keys.features, oldest = slot - past, total = past + 1;
+  stretches(oldest, slot + 1, keys.size, [&](int64_t first, int64_t count) {
+    const void* const rows = keys.at(first);
+    float* const to = scores + (first - oldest);
+    int64_t t = 0;
+    for (; t + 4 <= count; t += 4) score_rows<K, 4>(query, kept_at(rows, K, t * features), features, scale, to + t);
+    for (; t < count; ++t) score_rows<K, 1>(query, kept_at(rows, K, t * features), features, scale, to + t);
+    if constexpr (K == Kept::int8) multiply_by(keys.scales_at(first), count, to);
+  });
 
   // Lanes beyond the last get a weight that no sum of at least 1 notices.
-  const int64_t total = past + 1, padded = (total + 15) / 16 * 16;
-  for (t = total; t < padded; ++t) scores[t] = -kLargestFloat;
+  const int64_t padded = (total + 15) / 16 * 16;
+  int64_t t = total;
+  for (; t < padded; ++t) scores[t] = -kLargestFloat;
   const F most = splatf(kLargestFloat);
   F largest = splatf(-kLargestFloat);
   for (t = 0; t < padded; t += 16) largest = clampf(loadf(scores + t), largest, most);
@@ -209,28 +234,33 @@ inline void attend_of(const float* query, const KeptRows& keys, const KeptRows& 
     sums = addf(sums, weight);
     storef(scores + t, weight);
   }
-  if constexpr (K == Kept::int8) {
-    multiply_by(values.scales, past, scores);
-    scores[past] *= values.last_scale;
-  }
-  for (int64_t c = 0; c < features; ++c) out[c] = 0.0f;
-  add_values<K>(scores, values.past, past, features, out);
-  add_values<K>(scores + past, values.last, 1, features, out);
+  for (int64_t c = 0; c < features; ++c) out[c] = spare[c] = 0.0f;
+  // Which rows are even depends on where attention begins, and not on the blocks. The slot itself comes last, alone.
+  const auto add = [&](int64_t first, int64_t count) {
+    float* const weights = scores + (first - oldest);
+    if constexpr (K == Kept::int8) multiply_by(values.scales_at(first), count, weights);
+    const bool swapped = first < slot && (first - oldest) % 2 != 0;
+    add_values<K>(weights, values.at(first), count, features, swapped ? spare : out, swapped ? out : spare, out);
+  };
+  stretches(oldest, slot, values.size, add);
+  join_sums(features, out, spare);
+  add(slot, 1);
+  join_sums(features, out, spare);
   const F inverse = splatf(1.0f / reduce_sum(sums));
   for (int64_t c = 0; c < features; c += 16) {
     store_some(out + c, mulf(load_some(out + c, features - c), inverse), features - c);
   }
 }
 
-void attend(const float* query, const KeptRows& keys, const KeptRows& values, Kept kept, int64_t past, int64_t features,
-            float scale, float* scores, float* out) {
-  switch (kept) {
+void attend(const float* query, const KeptRows& keys, const KeptRows& values, int64_t slot, int64_t past, float scale,
+            float* scores, float* spare, float* out) {
+  switch (keys.kept) {
     case Kept::float32:
-      return attend_of<Kept::float32>(query, keys, values, past, features, scale, scores, out);
+      return attend_of<Kept::float32>(query, keys, values, slot, past, scale, scores, spare, out);
     case Kept::bfloat16:
-      return attend_of<Kept::bfloat16>(query, keys, values, past, features, scale, scores, out);
+      return attend_of<Kept::bfloat16>(query, keys, values, slot, past, scale, scores, spare, out);
     case Kept::int8:
-      return attend_of<Kept::int8>(query, keys, values, past, features, scale, scores, out);
+      return attend_of<Kept::int8>(query, keys, values, slot, past, scale, scores, spare, out);
   }
 }
 

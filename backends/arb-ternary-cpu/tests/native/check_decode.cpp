@@ -1,11 +1,13 @@
 // A token through random small decoders: every instruction set against plain loops in double, with one thread and more,
-// and sequences together against one alone.
+// and sequences together against one alone; and texts that are read in pieces, together, in blocks that lie anywhere,
+// against each alone and token by token.
 //
 // A number that lies so close to the middle of two integers that float32 may round it the other way makes what follows
 // of its sequence another, and is not compared with the plain loops; how many sequences were is said at the end. Keys
 // and values are compared, and then taken as the kernel stored them. All buffers have exactly the size that the kernels
 // are told, so that an address sanitizer sees a step beyond them.
 // Arguments: rounds, first seed; compiled with -DARB_FUZZ and libFuzzer it takes its seeds from the fuzzer.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -212,6 +214,104 @@ class Plain {
   double position_;
 };
 
+// Keys and values of all layers, undefined, in `blocks` blocks of `size` positions.
+struct Blocks {
+  std::vector<std::vector<char>> parts;
+  std::vector<int64_t> addresses;
+
+  Blocks(const DecodePlan& plan, Kept kept, int64_t blocks, int64_t size) {
+    const int64_t rows = blocks * plan.key_heads * size;
+    for (size_t layer = 0; layer < plan.layers.size(); ++layer) {
+      const size_t bytes = static_cast<size_t>(rows * plan.features * kept_size(kept));
+      for (int i = 0; i < 2; ++i) parts.emplace_back(bytes, '\x7f');
+      for (int i = 0; i < 2 && kept == Kept::int8; ++i) parts.emplace_back(static_cast<size_t>(rows * 4), '\x7f');
+    }
+    for (const std::vector<char>& part : parts) addresses.push_back(reinterpret_cast<int64_t>(part.data()));
+  }
+};
+
+struct Text {
+  std::vector<int64_t> ids, table;
+  std::vector<Tensor> results;
+  int64_t length() const { return static_cast<int64_t>(ids.size()); }
+};
+
+double place(int64_t slot) { return static_cast<double>(slot) * 0.25; }
+
+void check_rows(Random& random, const Model& model, uint64_t seed) {
+  const DecodePlan& plan = model.plan;
+  if (!fits(plan)) return;
+  const Kept kept = static_cast<Kept>(random.within(0, 2));
+  const Dtype dtype = random.within(0, 1) == 0 ? Dtype::float32 : Dtype::bfloat16;
+  const int64_t size = random.within(1, 9), most_past = random.within(0, 2) == 0 ? random.within(0, 12) : 1000;
+  const int64_t most_rows = random.within(1, 14);
+  std::vector<Text> texts(static_cast<size_t>(random.within(1, 3)));
+  int64_t blocks = 0, width = 0;
+  for (Text& text : texts) {
+    text.ids = random.numbers<int64_t>(random.within(1, 20), 0, plan.vocabulary - 1);
+    const int64_t needed = (text.length() + size - 1) / size;
+    for (int64_t i = 0; i < needed; ++i) text.table.push_back(blocks++);
+    std::reverse(text.table.begin(), text.table.end());
+    width = std::max(width, needed);
+  }
+  std::vector<int64_t> tables;
+  for (const Text& text : texts) {
+    tables.insert(tables.end(), text.table.begin(), text.table.end());
+    tables.resize(tables.size() + static_cast<size_t>(width) - text.table.size(), -1);
+  }
+
+  for (const Isa isa : usable_isas()) {
+    for (Text& text : texts) {
+      text.results.clear();
+      Blocks alone(plan, kept, 1, text.length());
+      for (int64_t t = 0; t < text.length(); ++t) {
+        text.results.emplace_back(dtype, model.outputs());
+        const DecodeStepCache cache{alone.addresses.data(), kept, text.length(), t, std::min(t, most_past)};
+        require(decode_step(static_cast<int>(isa), 1, plan, 1, &text.ids[static_cast<size_t>(t)], place(t), cache,
+                            text.results.back().data(), dtype),
+                isa, "a token is refused", seed);
+      }
+    }
+    const Blocks all(plan, kept, blocks, size);
+    const int64_t count = static_cast<int64_t>(texts.size());
+    const DecodeCache cache{all.addresses.data(), kept, blocks, size, tables.data(), count, width};
+    std::vector<int64_t> read(texts.size());
+    for (bool done = false; !done;) {
+      std::vector<int64_t> ids, sequences, slots, pasts, wanted;
+      std::vector<double> positions;
+      done = true;
+      for (size_t s = 0; s < texts.size(); ++s) {
+        const int64_t stop = std::min(texts[s].length(), read[s] + random.within(0, most_rows));
+        for (; read[s] < stop; ++read[s]) {
+          const int64_t t = read[s];
+          if (random.within(0, 2) != 0) wanted.push_back(static_cast<int64_t>(ids.size()));
+          ids.push_back(texts[s].ids[static_cast<size_t>(t)]);
+          sequences.push_back(static_cast<int64_t>(s));
+          slots.push_back(t);
+          pasts.push_back(std::min(t, most_past));
+          positions.push_back(place(t));
+        }
+        done = done && read[s] == texts[s].length();
+      }
+      if (ids.empty()) continue;
+      const int64_t results = static_cast<int64_t>(wanted.size());
+      const DecodeRows rows{static_cast<int64_t>(ids.size()), ids.data(),       sequences.data(), slots.data(),
+                            pasts.data(),                     positions.data(), results,          wanted.data()};
+      Tensor out(dtype, results * model.outputs());
+      const int threads = static_cast<int>(random.within(1, 3));
+      require(decode_rows(static_cast<int>(isa), threads, plan, rows, cache, out.data(), dtype), isa,
+              "rows are refused", seed);
+      for (int64_t i = 0; i < results; ++i) {
+        const size_t row = static_cast<size_t>(wanted[static_cast<size_t>(i)]);
+        const Tensor& expected = texts[static_cast<size_t>(sequences[row])].results[static_cast<size_t>(slots[row])];
+        for (int64_t j = 0; j < model.outputs(); ++j) {
+          require(out[i * model.outputs() + j] == expected[j], isa, "a token depends on others", seed);
+        }
+      }
+    }
+  }
+}
+
 void round(uint64_t seed) {
   Random random(seed);
   const Model model(random);
@@ -262,6 +362,7 @@ void round(uint64_t seed) {
       }
     }
   }
+  check_rows(random, model, seed);
 }
 
 void say_how_many() {

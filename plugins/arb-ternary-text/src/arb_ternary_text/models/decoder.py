@@ -18,7 +18,7 @@ from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.block_kernels import is_watched
 from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.native_decode import decode_token
+from arb_ternary_text.models.native_decode import decode_tokens
 from arb_ternary_text.models.parts import make_embedding, make_head, make_norm
 from arb_ternary_text.models.transformer import Transformer
 
@@ -76,9 +76,9 @@ class Decoder(Transformer):
         """
         single = tokens_BS.size(1) == 1
         if cache is not None and single and type(self) is Decoder and not torch.is_grad_enabled():
-            logits_B1V = decode_token(self, tokens_BS, cache)
-            if logits_B1V is not None:
-                return logits_B1V
+            logits_BV = decode_tokens(self, tokens_BS, cache)
+            if logits_BV is not None:
+                return logits_BV.unsqueeze(1)
         return self.logits(self.hidden(tokens_BS, cache))
 
     def hidden(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
@@ -93,12 +93,17 @@ class Decoder(Transformer):
     def next_logits(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor:
         """Return logits ``[B, V]`` of the token after the last position.
 
-        The head multiplies that position only. If somebody watches the model, or has given it a
-        ``forward`` of its own, the logits of all positions are computed.
+        The head multiplies that position only, and a kernel of the backend reads all of them if it
+        has one. If somebody watches the model, or has given it a ``forward`` of its own, the logits
+        of all positions are computed.
         """
         if tokens_BS.size(1) == 1 or type(self).forward is not Decoder.forward or is_watched(self):
             logits_BSV: Tensor = self(tokens_BS, cache)
             return logits_BSV[:, -1]
+        if type(self) is Decoder and not torch.is_grad_enabled():
+            logits_BV = decode_tokens(self, tokens_BS, cache)
+            if logits_BV is not None:
+                return logits_BV
         return self.logits(self.hidden(tokens_BS, cache)[:, -1:])[:, -1]
 
     def new_cache(self, batch_size: int, numbers: CacheNumbers = "float") -> KeyValueCache:

@@ -85,19 +85,10 @@ def generate(
         UsageProblem: a value is out of range, or the model cannot make such a cache. It is raised
             by the call, not when the first id is asked for.
     """
-    _check_sampling(temperature, top_k, top_p)
+    check_sampling(temperature, top_k, top_p)
     if max_new_tokens < 0:
         raise UsageProblem(f"max_new_tokens: must be at least 0, not {max_new_tokens}")
-    if not prompt_ids:
-        raise UsageProblem(
-            "prompt: must have at least one token", "Give a prompt that is not empty."
-        )
-    for name, ids in (("prompt", prompt_ids), ("stop", stop)):
-        for token in ids:
-            if not 0 <= token < model.vocabulary_size:
-                raise UsageProblem(
-                    f"{name}: token ids must be from 0 to {model.vocabulary_size - 1}, not {token}"
-                )
+    check_ids(prompt_ids, stop, model.vocabulary_size)
     generator = seeded_generator(seed)
     used = reader or CachedReader(model, device, cache)
 
@@ -124,8 +115,12 @@ def seeded_generator(seed: int | None) -> torch.Generator:
     return generator
 
 
-def _cache_maker(model: CachedModel, numbers: CacheNumbers) -> Callable[[], KeyValueCache]:
-    """Return a function that makes an empty cache for one sequence."""
+def cache_maker(model: CachedModel, numbers: CacheNumbers) -> Callable[[], KeyValueCache]:
+    """Return a function that makes an empty cache for one sequence.
+
+    Raises:
+        UsageProblem: the model cannot make such a cache.
+    """
     formats: Collection[str] | None = getattr(model, "cache_numbers", None)
     if formats is None and numbers == "float":
         return partial(model.new_cache, 1)
@@ -147,7 +142,7 @@ def next_token_probabilities(
     Raises:
         UsageProblem: a value is out of range.
     """
-    _check_sampling(temperature, top_k, top_p)
+    check_sampling(temperature, top_k, top_p)
     logits_V = logits_V.detach().to(device="cpu", dtype=torch.float64)
     probability_V = torch.zeros_like(logits_V)
     most_likely = logits_V.argmax()  # the first of equals
@@ -155,7 +150,7 @@ def next_token_probabilities(
         probability_V[most_likely] = 1.0
         return probability_V
     in_any_order = top_p is None and (top_k is None or top_k >= logits_V.numel())
-    ranked_K = torch.arange(logits_V.numel()) if in_any_order else _ranked(logits_V, top_k)
+    ranked_K = torch.arange(logits_V.numel()) if in_any_order else ranked_tokens(logits_V, top_k)
     # Only differences matter, and dividing the largest, which is then 0, cannot overflow.
     kept_K = ((logits_V[ranked_K] - logits_V[most_likely]) / temperature).softmax(dim=0)
     if top_p is not None:
@@ -166,7 +161,7 @@ def next_token_probabilities(
     return probability_V
 
 
-def _ranked(logits_V: Tensor, count: int | None) -> Tensor:
+def ranked_tokens(logits_V: Tensor, count: int | None) -> Tensor:
     """Return the ids of the ``count`` most likely tokens (None: all), the most likely first.
 
     Of equals the lower id comes first.
@@ -201,7 +196,7 @@ class CachedReader:
         self._model = model
         self._next_logits: Any = getattr(model, "next_logits", None)
         self._device = torch.device(device)
-        self._new_cache = _cache_maker(model, cache)
+        self._new_cache = cache_maker(model, cache)
         self._cache = self._new_cache()
         self.seen: list[int] = []
 
@@ -252,7 +247,30 @@ def draw_token(probability_V: Tensor, generator: torch.Generator) -> int:
     return int(torch.searchsorted(cumulative_V, uniform, right=True))
 
 
-def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def check_ids(prompt_ids: Sequence[int], stop: Collection[int], vocabulary_size: int) -> None:
+    """Check the ids of a prompt, and those that end a text.
+
+    Raises:
+        UsageProblem: the prompt is empty, or an id is outside the vocabulary.
+    """
+    if not prompt_ids:
+        raise UsageProblem(
+            "prompt: must have at least one token", "Give a prompt that is not empty."
+        )
+    for name, ids in (("prompt", prompt_ids), ("stop", stop)):
+        for token in ids:
+            if not 0 <= token < vocabulary_size:
+                raise UsageProblem(
+                    f"{name}: token ids must be from 0 to {vocabulary_size - 1}, not {token}"
+                )
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Check the options of a draw.
+
+    Raises:
+        UsageProblem: a value is out of range.
+    """
     if not (math.isfinite(temperature) and temperature >= 0):
         raise UsageProblem(
             f"temperature: must be a finite number of at least 0, not {temperature}",

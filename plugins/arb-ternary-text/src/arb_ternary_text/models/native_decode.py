@@ -1,12 +1,13 @@
-"""Decode one token of a plain decoder by the backend's kernel ``text.decode_step``.
+"""Decode tokens of a plain decoder by the backend's kernels.
 
-The kernel runs the whole decoder without a module in between. Generation uses it if the backend of
-the model has it, and if the decoder is made of nothing but the modules that this file names, with
-ternary linears of int8 activations and a residual stream of float32 or bfloat16. Otherwise the
-modules run. They also run for a step with gradients, under autocast, inside a compiler, in an exact
-run, and if a module has a hook.
+``text.decode_step`` runs one token per sequence through the whole decoder without a module in
+between, ``text.decode_rows`` any number of tokens, with the same results to the last bit.
+Generation uses them if the backend of the model has them, and if the decoder is made of nothing but
+the modules that this file names, with ternary linears of int8 activations and a residual stream of
+float32 or bfloat16. Otherwise the modules run. They also run for a step with gradients, under
+autocast, inside a compiler, in an exact run, and if a module has a hook.
 
-The kernel gets a :class:`~arb_ternary_text.models.decode_plan.DecoderPlan`, which is made when a
+A kernel gets a :class:`~arb_ternary_text.models.decode_plan.DecoderPlan`, which is made when a
 cache meets its first token. The plan holds the tensors of the model itself, so that it follows what
 they learn. Before every token :class:`_Watch` checks that they still are the tensors of the model,
 and that vectors of trits and factors of rows, which the plan holds as floats, have not changed.
@@ -30,7 +31,7 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.attention import Attention
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.block_kernels import may_round_differently
-from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.cache import KeyValueCache, Span
 from arb_ternary_text.models.decode_plan import DecoderPlan, LayerPlan, NormPlan, WeightPlan
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.parts import TiedHead
@@ -42,12 +43,16 @@ from arb_ternary_text.models.trit_vector import TritVector
 
 #: The op that a backend may have for a step of decoding.
 DECODE_STEP: Final = "text.decode_step"
+#: The op that a backend may have for tokens of any sequences.
+DECODE_ROWS: Final = "text.decode_rows"
+#: Tokens of a prompt that are decoded in one call, which needs memory for each of them.
+_CHUNK: Final = 256
 #: Types of linears that a plan can describe.
 _LINEARS: Final = (TernaryLinear, ScaledTernaryLinear)
 
 
-def decode_token(model: Transformer, tokens_B1: Tensor, cache: KeyValueCache) -> Tensor | None:
-    """Return the logits ``[B, 1, V]`` after one more token per sequence, and advance ``cache``.
+def decode_tokens(model: Transformer, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor | None:
+    """Return the logits ``[B, V]`` after the last of more tokens, and advance ``cache``.
 
     Returns None, and does nothing, if there is no kernel for this model.
 
@@ -56,83 +61,135 @@ def decode_token(model: Transformer, tokens_B1: Tensor, cache: KeyValueCache) ->
     """
     if not may_round_differently() or torch.is_autocast_enabled("cpu"):
         return None
-    if type(tokens_B1) is not Tensor:
+    if type(tokens_BS) is not Tensor or not tokens_BS.numel():
         return None
     decoder = _DECODERS.get(cache)
     if decoder is None or decoder.model is not model or not decoder.is_valid():
         decoder = _DECODERS[cache] = _NativeDecoder(model)
-    return decoder.decode(tokens_B1, cache)
+    return decoder.decode(tokens_BS, cache)
 
 
 class _NativeDecoder:
-    """A model and the kernel that runs its steps.
+    """A model and the kernels that run its steps.
 
     Attributes:
         model: the decoder.
-        step: the kernel, bound to the plan of the model; None if the modules have to run. A cache
-            whose model was refused once is refused for good.
+        step: the kernel for one token, bound to the plan of the model; None if the modules have to
+            run. A cache whose model was refused once is refused for good.
+        rows: the kernel for more tokens, in the same way.
     """
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.step: Callable[..., Tensor | None] | None = None
+        self.rows: Callable[..., Tensor | None] | None = None
         self._watch = _Watch()
         try:
             plan, backend = plan_of(model, self._watch)
-        except _NotPlainError:
+        except NotPlainError:
             return
         self._plan = plan
-        kernel: Any = get_backend(backend).kernels.get(DECODE_STEP)
-        if kernel is not None:
-            self.step = kernel(plan)
+        kernels: Mapping[str, Any] = get_backend(backend).kernels
+        if DECODE_STEP in kernels:
+            self.step = kernels[DECODE_STEP](plan)
+        if DECODE_ROWS in kernels:
+            self.rows = kernels[DECODE_ROWS](plan)
         config = model.config
         self._scaling = config.rotary_scaling
         self._row = torch.empty(0, config.key_heads, 0, config.key_features, dtype=plan.dtype)
 
     def is_valid(self) -> bool:
         """Return whether the plan still describes the model."""
-        return self.step is None or self._watch.unchanged()
+        return (self.step is None and self.rows is None) or self._watch.unchanged()
 
-    def decode(self, tokens_B1: Tensor, cache: KeyValueCache) -> Tensor | None:
-        """Return what :func:`decode_token` returns."""
-        if self.step is None or not tokens_B1.is_cpu:
+    def decode(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor | None:
+        """Return what :func:`decode_tokens` returns."""
+        single = tokens_BS.size(1) == 1
+        kernel = self.step if single else self.rows
+        if kernel is None or not tokens_BS.is_cpu or len(cache.layers) != len(self._plan.layers):
             return None
-        if len(cache.layers) != len(self._plan.layers):
-            return None
-        batch = tokens_B1.size(0)
-        span = cache.reserve(batch, 1)
-        row = self._row.new_empty((batch, *self._row.shape[1:]))
-        stored: list[Tensor] = []
-        for layer in cache.layers:
-            stored += layer.room_for(row, row, span)
-
-        position = cache.length / self._scaling
-        out = self.step(
-            tokens_B1.reshape(-1).to(torch.int64), stored, span.slot, span.past, position
-        )
+        tokens_BS = tokens_BS.to(torch.int64)
+        out: Tensor | None
+        if single:
+            out = self._decode_one(kernel, tokens_BS, cache)
+        else:
+            out = self._decode_more(kernel, tokens_BS, cache)
         if out is None:  # the kernel cannot run this plan
             self.step = None
+            self.rows = None
             return None
 
-        cache.advance(1)
+        cache.advance(tokens_BS.size(1))
         if self._plan.head is None:
             logits: Tensor = self.model.head(out)
             scale = self._plan.logit_scale
             out = logits if scale == 1.0 else logits * scale
-        return out.unsqueeze(1)
+        return out
+
+    def _decode_one(
+        self, step: Callable[..., Tensor | None], tokens_B1: Tensor, cache: KeyValueCache
+    ) -> Tensor | None:
+        span = cache.reserve(tokens_B1.size(0), 1)
+        stored = self._stored(tokens_B1.size(0), cache, span)
+        position = cache.length / self._scaling
+        return step(tokens_B1.reshape(-1), stored, span.slot, span.past, position)
+
+    def _decode_more(
+        self, rows: Callable[..., Tensor | None], tokens_BS: Tensor, cache: KeyValueCache
+    ) -> Tensor | None:
+        batch, length = tokens_BS.shape
+        span = cache.reserve(batch, length)
+        stored = self._stored(batch, cache, span)
+        # The slots of a sequence are one block.
+        sequence_B1 = torch.arange(batch)[:, None]
+        index_S = torch.arange(length)
+        past_S = span.past + index_S
+        if cache.window is not None:
+            past_S = past_S.clamp(max=cache.window - 1)
+        position_S = (cache.length + index_S).to(torch.float64) / self._scaling
+        out: Tensor | None = None
+        per_call = max(1, _CHUNK // batch)
+        for first in range(0, length, per_call):
+            ids_BC = tokens_BS[:, first : first + per_call]
+            count = ids_BC.size(1)
+
+            def of_rows(each_S: Tensor, first: int = first, count: int = count) -> Tensor:
+                return each_S[first : first + count].repeat(batch)
+
+            out = rows(
+                ids_BC.reshape(-1),
+                stored,
+                sequence_B1,
+                sequence_B1.expand(batch, count).reshape(-1),
+                of_rows(span.slot + index_S),
+                of_rows(past_S),
+                of_rows(position_S),
+                torch.arange(count - 1, batch * count, count),
+            )
+            if out is None:
+                return None
+        return out
+
+    def _stored(self, batch: int, cache: KeyValueCache, span: Span) -> list[Tensor]:
+        """Return the tensors of all layers, with room for new positions."""
+        row = self._row.new_empty((batch, *self._row.shape[1:]))
+        stored: list[Tensor] = []
+        for layer in cache.layers:
+            stored += layer.room_for(row, row, span)
+        return stored
 
 
 #: The decoder that was made when a cache met its first token.
 _DECODERS: Final[WeakKeyDictionary[KeyValueCache, _NativeDecoder]] = WeakKeyDictionary()
 
 
-class _NotPlainError(Exception):
+class NotPlainError(Exception):
     """The modules of the model have to run."""
 
 
 def _require(holds: bool) -> None:
     if not holds:
-        raise _NotPlainError
+        raise NotPlainError
 
 
 class _Watch:
@@ -203,7 +260,7 @@ def plan_of(model: Transformer, watch: _Watch | None = None) -> tuple[DecoderPla
     """Return the plan of a plain decoder and the backend of its weights.
 
     Raises:
-        _NotPlainError: the modules have to run.
+        NotPlainError: the modules have to run.
     """
     return _PlanReader(_Watch() if watch is None else watch).decoder(model)
 
