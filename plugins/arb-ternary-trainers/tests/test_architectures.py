@@ -209,6 +209,22 @@ def test_float_checkpoints_load_ternary_and_come_back_from_save_pretrained(
         assert torch.equal(model(**batch).logits, back(**batch).logits)
 
 
+def test_layers_that_transformers_keeps_in_float32_stay_so(tmp_path: Path) -> None:
+    made("t5").half().save_pretrained(tmp_path / "float")
+    load = T5ForConditionalGeneration.from_pretrained
+    config = arb_ternary.ArbTernaryConfig(exclude=())
+    model = load(tmp_path / "float", quantization_config=config, dtype=torch.float16)
+    model.save_pretrained(tmp_path / "ternary")
+    back = load(tmp_path / "ternary", dtype=torch.float16)
+    feed_forward = back.encoder.block[0].layer[1].DenseReluDense
+    assert (feed_forward.wi.weight.dtype, feed_forward.wo.weight.dtype) == (
+        torch.float16,
+        torch.float32,
+    )
+    with torch.no_grad():
+        assert torch.equal(model(**LANGUAGE).logits, back(**LANGUAGE).logits)
+
+
 def assert_same(model: PreTrainedModel, other: PreTrainedModel) -> None:
     """Compare everything that is saved: trits, exponents, accumulators and float parameters."""
     state = model.state_dict()

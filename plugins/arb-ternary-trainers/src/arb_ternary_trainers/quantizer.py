@@ -69,12 +69,13 @@ class _Collect(ConversionOps):
     """
 
     def __init__(self, quantizer: ArbTernaryQuantizer) -> None:
-        #: transformers loads the tensors of such an operation in the dtype of the file.
-        self.hf_quantizer = quantizer
+        self.quantizer = quantizer
+        #: The dtype that the weight would have as a parameter.
+        self.dtype: torch.dtype | None = None
 
     def __deepcopy__(self, memo: object) -> _Collect:
-        """Return itself: transformers copies it for each weight, and all are for one quantizer."""
-        return self
+        """Return one for another weight: transformers copies the first for each."""
+        return _Collect(self.quantizer)
 
     def convert(  # type: ignore[override]  # transformers passes these by name
         self,
@@ -86,17 +87,21 @@ class _Collect(ConversionOps):
         **_: object,
     ) -> dict[str, Any]:
         """Return a float weight, or nothing after a ternary weight was kept."""
-        parameter = model.get_parameter(full_layer_name)
         tensors = {}
         for pattern, found in input_dict.items():
             name = pattern.rstrip("$").rpartition(".")[2]
             tensors[name] = found[0] if isinstance(found, list) else found
         weight = tensors.get("weight")
-        is_float = self.hf_quantizer.quantization_config.bitnet and tensors.keys() == {"weight"}
+        is_float = self.quantizer.quantization_config.bitnet and tensors.keys() == {"weight"}
         if is_float and weight is not None and weight.is_floating_point():
-            return {full_layer_name: weight.to(parameter.dtype)}
-        self.hf_quantizer.kept[full_layer_name.removesuffix(".weight")] = tensors
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+            return {full_layer_name: weight.to(self.dtype)}
+
+        layer_name = full_layer_name.removesuffix(".weight")
+        self.quantizer.kept[layer_name] = tensors
+        values = torch.empty_like(model.get_parameter(full_layer_name), dtype=self.dtype)
+        parameter: Any = nn.Parameter(values)
+        parameter._is_hf_initialized = True
+        model.get_submodule(layer_name).weight = parameter
         missing_keys.discard(full_layer_name)
         return {}
 
@@ -129,6 +134,14 @@ class ArbTernaryQuantizer(HfQuantizer):
         if not self.pre_quantized:
             config = self.quantization_config
             check_init(config.given.get("init", "absmean"), config.calibration)
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> Any:
+        """Load the tensors of ternary weights as they are, and note the dtype of the weight."""
+        for operation in getattr(converter, "operations", ()):
+            if isinstance(operation, _Collect):
+                operation.dtype = dtype
+                return None
+        return super().get_new_dtype(converter, param, dtype)
 
     def get_weight_conversions(self) -> list[WeightConverter]:
         """Return how the tensors of a ternary weight become one weight: they are kept for later."""
