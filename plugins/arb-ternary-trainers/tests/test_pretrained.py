@@ -475,4 +475,4 @@ def test_without_transformers_the_name_says_what_to_install(
     with pytest.raises(EnvironmentProblem) as caught:
         resolve("arb_ternary_trainers.pretrained:ArbTernaryConfig")
     assert "not installed: transformers" in caught.value.what
-    assert "transformers>=5.0" in caught.value.hint
+    assert "transformers>=5.24" in caught.value.hint

@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as error:
     raise EnvironmentProblem(
         f"ArbTernaryConfig: needs a package that is not installed: {error.name}",
-        install_command("transformers>=5.0"),
+        install_command("transformers>=5.24"),
     ) from error
 
 ArbTernaryConfig = quantization_config.ArbTernaryConfig
