@@ -144,19 +144,24 @@ def next_token_probabilities(
     """
     check_sampling(temperature, top_k, top_p)
     logits_V = logits_V.detach().to(device="cpu", dtype=torch.float64)
-    probability_V = torch.zeros_like(logits_V)
     most_likely = logits_V.argmax()  # the first of equals
     if temperature == 0:
-        probability_V[most_likely] = 1.0
-        return probability_V
-    in_any_order = top_p is None and (top_k is None or top_k >= logits_V.numel())
-    ranked_K = torch.arange(logits_V.numel()) if in_any_order else ranked_tokens(logits_V, top_k)
+        certain_V = torch.zeros_like(logits_V)
+        certain_V[most_likely] = 1.0
+        return certain_V
     # Only differences matter, and dividing the largest, which is then 0, cannot overflow.
-    kept_K = ((logits_V[ranked_K] - logits_V[most_likely]) / temperature).softmax(dim=0)
+    scaled_V = (logits_V - logits_V[most_likely]) / temperature
+    if top_p is None and (top_k is None or top_k >= logits_V.numel()):
+        kept_V = scaled_V.softmax(dim=0)
+        return kept_V / kept_V.sum()
+
+    ranked_K = ranked_tokens(logits_V, top_k)
+    kept_K = scaled_V[ranked_K].softmax(dim=0)
     if top_p is not None:
         # A token stays if those before it have not reached top_p; the most likely always stays.
         before_K = kept_K.cumsum(dim=0) - kept_K
         kept_K = torch.where(before_K < top_p, kept_K, 0.0)
+    probability_V = torch.zeros_like(logits_V)
     probability_V[ranked_K] = kept_K / kept_K.sum()
     return probability_V
 
