@@ -49,13 +49,17 @@ def fit(llama: Any, **options: Any) -> Module:
     return module
 
 
+@pytest.mark.extended
 def test_lightning_learns_in_bfloat16(llama: Any) -> None:
     module = fit(llama, precision="bf16-mixed")
     assert llama.loss(module.model) < llama.kit.Bigram.entropy + 0.05
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-@pytest.mark.parametrize(("exponent", "overflows"), [(12, False), (24, True)])
+@pytest.mark.parametrize(
+    ("exponent", "overflows"),
+    [pytest.param(12, False, marks=pytest.mark.extended), (24, True)],
+)
 def test_lightning_clips_and_skips_with_a_loss_scale(
     llama: Any, exponent: int, overflows: bool
 ) -> None:

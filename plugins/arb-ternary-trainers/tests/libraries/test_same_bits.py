@@ -102,15 +102,16 @@ def with_trainer(llama: Any, folder: Path, *, resume: bool, **options: Any) -> n
 
 
 COMPILED = {"torch_compile": True, "torch_compile_backend": "eager"}
+VARIANTS = {
+    "lightning-manual": partial(with_lightning, manual=True),
+    "trainer-checkpointing": partial(with_trainer, activation_checkpointing=True),
+    "trainer-compiled": partial(with_trainer, **COMPILED),
+}
 LIBRARIES = [
     pytest.param(with_accelerate, id="accelerate"),
     pytest.param(partial(with_lightning, manual=False), id="lightning"),
-    pytest.param(partial(with_lightning, manual=True), id="lightning-manual"),
     pytest.param(with_trainer, id="trainer"),
-    pytest.param(partial(with_trainer, activation_checkpointing=True), id="trainer-checkpointing"),
-    pytest.param(
-        partial(with_trainer, **COMPILED), id="trainer-compiled", marks=pytest.mark.extended
-    ),
+    *(pytest.param(way, id=name, marks=pytest.mark.extended) for name, way in VARIANTS.items()),
 ]
 
 
