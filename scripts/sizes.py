@@ -40,6 +40,7 @@ BUDGETS = {
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
     "arb-ternary-qat": 5.9,
+    "arb-ternary-serve": 4.5,
     "arb-ternary-signgsd": 3.5,
     "arb-ternary-vision": 19.8,
     "arb-ternary-audio": 10.1,

@@ -1,0 +1,316 @@
+"""Continue many sequences together, a token of each per step.
+
+A step reads one id of every sequence that is being continued, and some of those whose prompts are
+being read: prompts take turns, ``chunk`` positions per step, so that a long one delays nobody by
+more than a chunk. Sequences enter and leave between steps.
+
+Keys and values lie in blocks. A sequence enters if there is a seat and blocks for its prompt and
+all tokens that it may draw; until then it waits, in order of arrival, and those behind it wait too.
+So a sequence that has entered is never put off. A prompt that begins as an earlier sequence did
+uses its blocks and skips those positions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary_serve.block_pool import BEGINNING, BlockPool
+from arb_ternary_serve.runners import Piece, make_runner
+from arb_ternary_serve.sequence import Event, Finish, Options, SequenceState
+from arb_ternary_text.models.cache import CacheNumbers
+from arb_ternary_text.models.generate import CachedModel, check_ids
+
+
+@frozen
+class Load:
+    """What an engine is doing, and what it has done so far.
+
+    Attributes:
+        waiting: sequences that have not entered.
+        running: sequences that have.
+        blocks: blocks of keys and values in all.
+        free_blocks: blocks that no sequence uses.
+        read: ids of prompts that were read.
+        reused: ids of prompts whose keys and values were found.
+        drawn: tokens that were drawn.
+    """
+
+    waiting: int
+    running: int
+    blocks: int
+    free_blocks: int
+    read: int
+    reused: int
+    drawn: int
+
+
+class Engine:
+    """Continues sequences of ids with one model, which must not change meanwhile.
+
+    On the CPU a plain decoder with ternary weights runs by the kernel ``text.decode_rows`` of its
+    backend: all sequences together, with the same logits, to the last bit, as if each were alone
+    and read one id at a time. Other models run their modules for one sequence after another.
+
+    An engine belongs to one thread. After an exception from :meth:`step` make a new one.
+
+    Args:
+        model: a causal model, in evaluation mode.
+        max_sequences: largest number of sequences that run together.
+        cache_bytes: memory for keys and values.
+        chunk: largest number of positions of prompts that a step reads.
+        cache: format of keys and values: ``float``, the dtype of the model, or ``int8``.
+        device: the device of the model.
+
+    Raises:
+        UsageProblem: a limit is out of range, or the model cannot make such a cache.
+    """
+
+    def __init__(
+        self,
+        model: CachedModel,
+        *,
+        max_sequences: int = 16,
+        cache_bytes: int,
+        chunk: int = 256,
+        cache: CacheNumbers = "float",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        for name, value in (("max_sequences", max_sequences), ("chunk", chunk)):
+            if value < 1:
+                raise UsageProblem(f"{name}: must be at least 1, not {value}")
+        self._model = model
+        self._chunk = chunk
+        with torch.no_grad():
+            self._runner = make_runner(model, torch.device(device), cache, chunk)
+        size = self._runner.block_size
+        blocks = cache_bytes // self._runner.block_bytes
+        if blocks < 1:
+            raise UsageProblem(
+                f"cache_bytes: {cache_bytes} bytes hold no block of {size} positions, which takes "
+                f"{self._runner.block_bytes}"
+            )
+        self._runner.allocate(max_sequences, blocks)
+        self._pool = BlockPool(blocks, size)
+        self._free_seats = list(range(max_sequences))[::-1]
+        self._waiting: deque[SequenceState] = deque()
+        self._running: dict[int, SequenceState] = {}
+        self._readers: deque[SequenceState] = deque()  # in the order of their turns
+        self._last_handle = 0
+        self._read = 0
+        self._reused = 0
+        self._drawn = 0
+
+    @property
+    def load(self) -> Load:
+        """What the engine is doing."""
+        return Load(
+            waiting=len(self._waiting),
+            running=len(self._running),
+            blocks=self._pool.count,
+            free_blocks=self._pool.available,
+            read=self._read,
+            reused=self._reused,
+            drawn=self._drawn,
+        )
+
+    def submit(self, ids: Iterable[int], options: Options | None = None) -> int:
+        """Add a sequence to those that wait; return its handle.
+
+        Args:
+            ids: the prompt, at least one id.
+            options: how it is continued; None = the defaults.
+
+        Raises:
+            UsageProblem: an option or an id is out of range, or the sequence would not fit into
+                the context or the cache even if it were alone.
+        """
+        options = options or Options()
+        options.check()
+        prompt = list(ids)
+        check_ids(prompt, options.stop, self._model.vocabulary_size)
+        budget = self._budget(len(prompt), options)
+        needed = self._blocks_for(len(prompt) + budget)
+        if needed > self._pool.count:
+            raise UsageProblem(
+                f"the prompt of {len(prompt)} tokens and {budget} new ones need {needed} blocks of "
+                f"keys and values, and there are {self._pool.count}",
+                "Ask for fewer tokens, or give the engine a larger cache.",
+            )
+        self._last_handle += 1
+        self._waiting.append(SequenceState(self._last_handle, prompt, options, budget, len(prompt)))
+        return self._last_handle
+
+    def cancel(self, handle: int) -> bool:
+        """End a sequence: there are no more events of it.
+
+        Returns:
+            Whether it was there; False if it has ended, or never was.
+        """
+        running = self._running.get(handle)
+        if running is not None:
+            self._retire(running)
+            return True
+        for waiting in self._waiting:
+            if waiting.handle == handle:
+                self._waiting.remove(waiting)
+                return True
+        return False
+
+    @torch.no_grad()
+    def step(self) -> list[Event]:
+        """Read one piece of each sequence whose turn it is, and draw the tokens that follow.
+
+        Returns:
+            What happened to the sequences; nothing if there are none, or if prompts were read only.
+        """
+        self._admit()
+        turns = self._turns()
+        if not turns:
+            return []
+        pieces = [self._piece(sequence, count) for sequence, count in turns]
+        results = self._runner.run(pieces)
+        events = []
+        for (sequence, count), logits_WV in zip(turns, results, strict=True):
+            self._advance(sequence, count, logits_WV)
+            if sequence.unread:
+                self._readers.append(sequence)
+                continue
+            event = self._draw(sequence, logits_WV)
+            events.append(event)
+            if event.finished is not None:
+                self._retire(sequence)
+        return events
+
+    def _budget(self, prompt_length: int, options: Options) -> int:
+        wanted = options.max_new_tokens
+        if self._model.sliding_window is not None:
+            if wanted is None:
+                raise UsageProblem(
+                    "max_new_tokens: the model has a sliding window, and its texts no end",
+                    "Say how many tokens to draw.",
+                )
+            return wanted
+        context = self._model.max_length
+        # The last token that is drawn is not read.
+        room = context - prompt_length + 1
+        if prompt_length > context or (wanted is not None and wanted > room):
+            raise UsageProblem(
+                f"the prompt has {prompt_length} tokens, and the context {context}: there is room "
+                f"for {max(0, room)} new ones, not for {'any' if wanted is None else wanted}",
+                "Shorten the prompt, or ask for fewer tokens.",
+            )
+        return room if wanted is None else wanted
+
+    def _blocks_for(self, length: int) -> int:
+        # The last token that is drawn is not read.
+        return -(-self._runner.positions(max(1, length - 1)) // self._pool.size)
+
+    def _admit(self) -> None:
+        """Let sequences enter in order of arrival while there is a seat and memory."""
+        while self._waiting and self._free_seats:
+            sequence = self._waiting[0]
+            found, serial = self._known_beginning(sequence)
+            self._pool.share(found)
+            missing = self._blocks_for(len(sequence.ids) + sequence.budget) - len(found)
+            if missing > self._pool.available:
+                self._pool.release(found)
+                return
+            self._waiting.popleft()
+            sequence.blocks = found + self._pool.take(missing)
+            sequence.read = len(found) * self._pool.size
+            sequence.learnt = len(found)
+            sequence.serial = serial
+            sequence.seat = self._free_seats.pop()
+            self._runner.begin(sequence.seat, sequence.blocks)
+            self._running[sequence.handle] = sequence
+            self._readers.append(sequence)
+            self._reused += sequence.read
+
+    def _known_beginning(self, sequence: SequenceState) -> tuple[list[int], int]:
+        """Return known blocks of the beginning of a prompt, and the serial of the last.
+
+        At least one id of the prompt is left.
+        """
+        if not self._runner.shares_blocks or sequence.options.prompt_logprobs:
+            return [], BEGINNING
+        return self._pool.find(sequence.ids[:-1])
+
+    def _turns(self) -> list[tuple[SequenceState, int]]:
+        """Return the sequences of this step, and how many ids of each are read."""
+        reading = {sequence.handle for sequence in self._readers}
+        turns = [(each, 1) for each in self._running.values() if each.handle not in reading]
+        left = self._chunk
+        while self._readers:
+            # Pieces are always whole chunks, but for the last: a prompt is cut in the same places
+            # whoever reads beside it.
+            count = min(self._chunk, self._readers[0].unread)
+            if count > left:
+                break
+            left -= count
+            turns.append((self._readers.popleft(), count))
+        return turns
+
+    def _piece(self, sequence: SequenceState, count: int) -> Piece:
+        stop = sequence.read + count
+        wanted = 1 if stop == len(sequence.ids) else 0
+        if sequence.options.prompt_logprobs and sequence.read < sequence.prompt_length:
+            wanted = count
+        return Piece(sequence.seat, sequence.read, sequence.ids[sequence.read : stop], wanted)
+
+    def _advance(self, sequence: SequenceState, count: int, logits_WV: Tensor) -> None:
+        """Count ids as read, and make known the blocks that are full now."""
+        if sequence.read < sequence.prompt_length:
+            self._read += count
+            if sequence.options.prompt_logprobs:
+                self._report_prompt(sequence, logits_WV)
+        sequence.read += count
+        if not self._runner.shares_blocks:
+            return
+        size = self._pool.size
+        for number in range(sequence.learnt, sequence.read // size):
+            ids = sequence.ids[number * size : (number + 1) * size]
+            block = sequence.blocks[number]
+            sequence.serial = self._pool.learn(block, ids, sequence.serial)
+            sequence.learnt = number + 1
+
+    def _report_prompt(self, sequence: SequenceState, logits_WV: Tensor) -> None:
+        following: Sequence[int] = sequence.ids[sequence.read + 1 :]
+        for token, logits_V in zip(following, logits_WV, strict=False):
+            reported = sequence.logprobs_of(token, logits_V)
+            assert reported is not None
+            sequence.prompt_logprobs.append(reported)
+
+    def _draw(self, sequence: SequenceState, logits_WV: Tensor) -> Event:
+        drawn = len(sequence.ids) - sequence.prompt_length
+        prompt_logprobs = None
+        if drawn == 0 and sequence.options.prompt_logprobs:
+            prompt_logprobs = tuple(sequence.prompt_logprobs)
+        token = None
+        logprobs = None
+        finished: Finish | None = "length"
+        if sequence.budget > 0:
+            token = sequence.draw(logits_WV[-1])
+            if token in sequence.options.stop:
+                token = None
+                finished = "stop"
+            else:
+                logprobs = sequence.logprobs_of(token, logits_WV[-1])
+                sequence.ids.append(token)
+                self._drawn += 1
+                if drawn + 1 < sequence.budget:
+                    finished = None
+        return Event(sequence.handle, token, finished, logprobs, prompt_logprobs)
+
+    def _retire(self, sequence: SequenceState) -> None:
+        del self._running[sequence.handle]
+        if sequence in self._readers:
+            self._readers.remove(sequence)
+        self._runner.end(sequence.seat)
+        self._free_seats.append(sequence.seat)
+        self._pool.release(sequence.blocks)
