@@ -24,18 +24,18 @@ ROOT = Path(__file__).parents[1]
 #: here, where a reviewer sees it.
 BUDGETS = {
     "core": 59.8,
-    "arb-ternary-train": 59.4,
+    "arb-ternary-train": 60,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 53.8,
     "arb-ternary-chat": 8.5,
-    "arb-ternary-evals": 3,
+    "arb-ternary-evals": 2.5,
     "arb-ternary-manifests": 15.8,
-    "arb-ternary-text": 58.5,
-    "arb-ternary-trainers": 9,
+    "arb-ternary-text": 59.8,
+    "arb-ternary-trainers": 14,
     "arb-ternary-upcycle": 54,
     "arb-ternary-progressive": 38.6,
     "arb-ternary-orchestrator": 26.8,
-    "arb-ternary-bench": 67.6,
+    "arb-ternary-bench": 70.2,
     "arb-ternary-testing": 33.3,
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
@@ -45,12 +45,12 @@ BUDGETS = {
     "arb-ternary-vision": 19.8,
     "arb-ternary-audio": 10.1,
     "arb-ternary-diffusion": 11.6,
-    "arb-ternary-cpu": 15.2,
+    "arb-ternary-cpu": 15.6,
     "arb-ternary-triton": 31.6,
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 632
+TOTAL = 646
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
