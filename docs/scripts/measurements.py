@@ -18,7 +18,15 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.config.loading import load_as
 from arb_ternary_bench.generation import result as generation
 from arb_ternary_bench.network.config import NetworkConfig
-from arb_ternary_bench.studies import ladder, network, quality, reasoning, sample, step
+from arb_ternary_bench.studies import (
+    ladder,
+    network,
+    quality,
+    reasoning,
+    sample,
+    step,
+    trainer,
+)
 from arb_ternary_bench.study import Session
 from arb_ternary_bench.table import ResultTable
 from arb_ternary_bench.training import result as training
@@ -205,6 +213,7 @@ TABLES = (
     ("whole-generate", "generate.json", table(generation.TABLE), (WHOLE,)),
     ("whole-generate-7b", "generate-7b.json", table(generation.TABLE), (WHOLE,)),
     ("reasoning", "reasoning.json", table(reasoning.TABLE), (LANGUAGE,)),
+    ("trainer", "trainer.json", table(trainer.TABLE), (LANGUAGE,)),
     ("cpu-linear-amx", "cpu-kernels-amx.json", product_table, (KERNELS,)),
     ("cpu-back-amx", "cpu-kernels-amx.json", back_table, (KERNELS,)),
     ("cpu-update-amx", "cpu-kernels-amx.json", update_table, (KERNELS,)),
