@@ -18,6 +18,9 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 import arb_ternary
 
+# dill, by which datasets makes fingerprints, warns of classes that it cannot find by name.
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot locate reference")
+
 PAIRS = 128
 
 
