@@ -183,13 +183,8 @@ class Model:
 
 def unread_ids(reader: CachedReader, ids: Sequence[int]) -> list[int]:
     """Rewind ``reader`` to what it has read of ``ids``, and return the rest, at least one id."""
-    shared = 0
-    for ours, read in zip(ids[:-1], reader.seen, strict=False):
-        if ours != read:
-            break
-        shared += 1
-    reader.rewind(shared)
-    return list(ids[len(reader.seen) :])
+    held = reader.keep(ids[:-1])
+    return list(ids[held:])
 
 
 def load_model(

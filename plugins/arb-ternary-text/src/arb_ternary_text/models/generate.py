@@ -219,6 +219,22 @@ class CachedReader:
             self._cache = self._new_cache()
             self.seen = []
 
+    def keep(self, ids: Sequence[int]) -> int:
+        """Forget what was read and differs from ``ids``; return how many of them are held."""
+        shared = 0
+        for wanted, read in zip(ids, self.seen, strict=False):
+            if wanted != read:
+                break
+            shared += 1
+        self.rewind(shared)
+        return len(self.seen)
+
+    @torch.no_grad()
+    def logits(self, ids: list[int]) -> Tensor:
+        """Read more ids, which fit into the context; return the logits ``[S, V]`` after each."""
+        self.seen += ids
+        return self._model(self._tokens(ids), self._cache)[0]
+
     def read(self, ids: list[int]) -> Tensor:
         """Read more ids; return the logits ``[V]`` of the next token."""
         context = self._model.max_length
@@ -238,11 +254,14 @@ class CachedReader:
     # between ids.
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Tensor:
-        tokens_1S = torch.tensor([ids], dtype=torch.int64, device=self._device)
+        tokens_1S = self._tokens(ids)
         if self._next_logits is not None:
             last_1V: Tensor = self._next_logits(tokens_1S, self._cache)
             return last_1V[0]
         return self._model(tokens_1S, self._cache)[0, -1]
+
+    def _tokens(self, ids: list[int]) -> Tensor:
+        return torch.tensor([ids], dtype=torch.int64, device=self._device)
 
 
 def draw_token(probability_V: Tensor, generator: torch.Generator) -> int:
