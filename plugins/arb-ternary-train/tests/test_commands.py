@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import arb_ternary
 from arb_ternary.cli.main import main
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loading import load_config
@@ -238,3 +239,14 @@ def test_phase_options_need_a_single_phase(
     assert main(["train", "tiny.yaml", "--run-dir", "run", "--device", "moon"]) == 2
     assert "device: must be cpu, cuda, cuda:N or mps" in capsys.readouterr().err
     assert not Path("run").exists()
+
+
+def test_tasks_need_a_package_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(arb_ternary, "__getattr__", absent)
+    assert main(["eval", "runs/none", "--tasks", "piqa"]) != 0
+    assert "arb-ternary-evals" in capsys.readouterr().err

@@ -379,6 +379,14 @@ class RunDirectory:
         """
         return _read_json(self.result_file)
 
+    def task_results(self) -> dict[str, Any]:
+        """Return the content of ``tasks.json``; nothing if there is no such file.
+
+        Raises:
+            ArbError: the file is damaged.
+        """
+        return _read_json(self.tasks_file) if self.tasks_file.exists() else {}
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the directory: one process at a time trains in it.

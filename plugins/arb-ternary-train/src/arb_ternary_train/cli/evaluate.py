@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import click
 
 from arb_ternary.cli.options import as_json
-from arb_ternary.cli.output import print_json, print_table
-from arb_ternary.errors import DataError, EnvironmentProblem, UsageProblem
+from arb_ternary.cli.output import print_json, print_notes, print_table
+from arb_ternary.errors import EnvironmentProblem, UsageProblem
 from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
@@ -112,33 +111,29 @@ def _evaluate_tasks(
 
     Raises:
         EnvironmentProblem: the package that evaluates tasks is not installed.
-        DataError: the run's file cannot be read.
+        ArbError: the run's file is damaged.
     """
     import arb_ternary
+    from arb_ternary.plugins.discovery import install_command
     from arb_ternary_train.directory import write_json
     from arb_ternary_train.model_source import find_run
 
     try:
         evaluate_tasks = arb_ternary.evaluate_tasks
     except ImportError as error:
-        what, _, hint = str(error).partition(": ")
-        raise EnvironmentProblem(f"--tasks: {what}", hint) from error
+        raise EnvironmentProblem(
+            "--tasks: needs a package that is not installed: arb-ternary-evals",
+            install_command("arb-ternary-evals"),
+        ) from error
     directory = find_run(source)
-    kept: dict[str, Any] = {}
-    if directory is not None and directory.tasks_file.exists():
-        try:
-            kept = json.loads(directory.tasks_file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(
-                f"{directory.tasks_file}: cannot be read: {error}", "Move it away."
-            ) from error
+    # Read before the evaluation, so that a damaged file is found before it takes its time.
+    kept = {} if directory is None else directory.task_results()
     found = evaluate_tasks(source, tasks, **options)
     if as_json:
         print_json(found)
     else:
         print_table(("task", "samples", "metric", "", "±"), [*_rows(found)])
-        for note in found["notes"]:
-            click.echo(note)
+        print_notes(found["notes"])
     if directory is not None:
         about = {key: value for key, value in found.items() if key not in ("tasks", "samples")}
         for name, metrics in found["tasks"].items():
