@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,12 @@ class ResultTable:
 def number(value: float | None, digits: int = 0, scale: float = 1.0) -> str:
     """Format ``value * scale`` with ``digits`` digits after the point; None gives an empty cell."""
     return "" if value is None else f"{value * scale:,.{digits}f}"
+
+
+def mean_and_deviation(values: Sequence[float], digits: int) -> str:
+    """Format the mean of values and, if there are several, their standard deviation."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
 def ratio(value: float | None) -> str:

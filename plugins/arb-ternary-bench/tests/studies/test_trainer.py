@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import asdict
 
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_bench.studies import trainer
@@ -106,7 +107,7 @@ def test_a_rate_is_chosen_by_loss_and_finished_runs_are_kept(
     again = trainer.run(OPTIONS, Session(tmp_path))
     assert not [run for run in started if run.steps == 2]
     assert again["methods"] == result["methods"]
-    shown = TABLE.markdown({"options": {**trainer.asdict(OPTIONS)}, **result})
+    shown = TABLE.markdown({"options": asdict(OPTIONS), **result})
     assert "| votes, `arb_ternary.ternarize` | 0.500 ± 0.707 | 0.2 | 1 |" in shown
 
 

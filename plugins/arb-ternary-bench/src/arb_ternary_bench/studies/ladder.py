@@ -27,7 +27,7 @@ from arb_ternary_bench.machine import machine_facts
 from arb_ternary_bench.quality.recipes import merged, rate_for
 from arb_ternary_bench.runs import Outcome, PlannedRun, RunPool, choose, loss_of, study_folder
 from arb_ternary_bench.study import Session, Study
-from arb_ternary_bench.table import Column, Record, ResultTable, number
+from arb_ternary_bench.table import Column, Record, ResultTable, mean_and_deviation, number
 
 LADDER_GRID: Final = Path(__file__).with_name("ladder.yaml")
 #: Samples of a batch, predictions of a sample; optimizer steps of a run and of a trial.
@@ -435,16 +435,11 @@ def _millions(point: Point) -> str:
     return f"{point.weights / 1e6:.1f} M"
 
 
-def _mean(losses: Sequence[float]) -> str:
-    mean = f"{statistics.fmean(losses):.3f}"
-    return mean if len(losses) == 1 else f"{mean} ± {statistics.stdev(losses):.3f}"
-
-
 TABLE = ResultTable(
     columns=(
         Column("linear weights", lambda row: _millions(row["point"])),
         Column("way", lambda row: row["point"].way, left=True),
-        Column("validation loss", lambda row: _mean(row["point"].losses)),
+        Column("validation loss", lambda row: mean_and_deviation(row["point"].losses, 3)),
         Column("state and gradients, MB", lambda row: number(row["point"].kept, 1, 1e-6)),
         Column("peak, MB", lambda row: number(row["point"].peak, 0, 1e-6)),
         Column("tokens/s", lambda row: number(row["point"].speed)),

@@ -36,7 +36,7 @@ from arb_ternary.errors import ArbError, EnvironmentProblem, Interrupted, UsageP
 from arb_ternary_bench.machine import load_average, machine_facts, with_threads
 from arb_ternary_bench.runs import RunPool, study_folder
 from arb_ternary_bench.study import Session, Study
-from arb_ternary_bench.table import Column, Record, ResultTable, number
+from arb_ternary_bench.table import Column, Record, ResultTable, mean_and_deviation, number
 from arb_ternary_train.directory import RunDirectory, write_json
 
 #: Datasets of reasoning-gym with their options, by name of the task.
@@ -534,8 +534,7 @@ def _measured(
 
 def _accuracy(scores: Sequence[Record]) -> str:
     shares = [100 * each["accuracy"] for each in scores]
-    mean = f"{statistics.fmean(shares):.1f}"
-    return mean if len(shares) == 1 else f"{mean} ± {statistics.stdev(shares):.1f}"
+    return mean_and_deviation(shares, 1)
 
 
 def notes(result: Record) -> list[str]:

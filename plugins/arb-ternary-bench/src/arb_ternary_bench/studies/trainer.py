@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from attrs import asdict, frozen
+from attrs import evolve, frozen
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.options import option, positive
@@ -23,7 +23,14 @@ from arb_ternary.errors import EnvironmentProblem, Interrupted
 from arb_ternary_bench.machine import bench_facts, describe, load_average
 from arb_ternary_bench.runs import RunPool, study_folder
 from arb_ternary_bench.study import Session, Study
-from arb_ternary_bench.table import Column, Record, ResultTable, mebibytes, number
+from arb_ternary_bench.table import (
+    Column,
+    Record,
+    ResultTable,
+    mean_and_deviation,
+    mebibytes,
+    number,
+)
 from arb_ternary_bench.training.in_trainer import Method, TrainerRun, measure
 from arb_ternary_train.directory import write_json
 
@@ -148,7 +155,7 @@ def _speeds(
     options: TrainerOptions, rates: Mapping[Method, float], pool: RunPool
 ) -> dict[Method, list[float]]:
     """Return the tokens per second of short runs, one of each method in turn, three times."""
-    short = TrainerOptions(**{**asdict(options), "steps": options.speed_steps, "windows": 1})
+    short = evolve(options, steps=options.speed_steps, windows=1)
     found: dict[Method, list[float]] = {method: [] for method in rates}
     for seed in range(3):
         for method, rate in rates.items():
@@ -164,11 +171,6 @@ def _measured(planned: TrainerRun, pool: RunPool) -> dict[str, Any]:
             "The same command continues the study.",
         )
     return measure(planned)
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean = f"{statistics.fmean(values):.3f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.3f}"
 
 
 def notes(result: Record) -> list[str]:
@@ -190,7 +192,7 @@ def notes(result: Record) -> list[str]:
 TABLE = ResultTable(
     columns=(
         Column("method", lambda row: LABELS[row["method"]], left=True),
-        Column("loss", lambda row: _spread(row["losses"])),
+        Column("loss", lambda row: mean_and_deviation(row["losses"], 3)),
         Column("rate", lambda row: f"{row['rate']:g}"),
         Column("tokens/s", lambda row: number(statistics.median(row["tokens_per_second"]))),
         Column("memory, MiB", lambda row: mebibytes(max(row["memory_bytes"]))),

@@ -26,7 +26,7 @@ _FLOAT: Final = ("lm_head", "model.embed_tokens")
 
 @frozen(kw_only=True)
 class TrainerRun:
-    """What one process trains.
+    """The training of one process.
 
     Attributes:
         method: how weights learn: ``adamw`` and ``adamw8`` in float32, with states of 32 and 8
@@ -126,6 +126,7 @@ def respond(request: Mapping[str, Any]) -> dict[str, Any]:
     held_out = torch.from_numpy(source.validation).long()[: run.windows * run.length]
     before = resident_bytes()
     model = new_model(run, source.vocabulary_size)
+    weights = sum(linear.weight.numel() for linear in rounded_linears(model))
     with TemporaryDirectory() as folder:
         trainer = new_trainer(run, model, train, Windows(held_out, run.length), folder)
         found = trainer.train()
@@ -140,7 +141,7 @@ def respond(request: Mapping[str, Any]) -> dict[str, Any]:
         "memory_bytes": peak - before,
         "model_bytes": sizes["model.safetensors"],
         "optimizer_bytes": sizes["optimizer.pt"],
-        "weights": sum(each.numel() for each in matrices(new_model(run, source.vocabulary_size))),
+        "weights": weights,
     }
 
 
@@ -159,10 +160,10 @@ def new_model(run: TrainerRun, vocabulary_size: int) -> PreTrainedModel:
     return LlamaForCausalLM(config)
 
 
-def matrices(model: nn.Module) -> list[Tensor]:
-    """Return the weights that QAT and votes round."""
+def rounded_linears(model: nn.Module) -> list[nn.Linear]:
+    """Return the linears whose weights QAT and votes round."""
     return [
-        module.weight
+        module
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and name not in _FLOAT
     ]
@@ -176,9 +177,8 @@ def new_trainer(
 
     optimizer = None
     if run.method == "qat":
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and name not in _FLOAT:
-                module.__class__ = StraightThroughLinear
+        for linear in rounded_linears(model):
+            linear.__class__ = StraightThroughLinear
     if run.method == "votes":
         import arb_ternary
 
