@@ -36,7 +36,7 @@ BUDGETS = {
     "arb-ternary-progressive": 38.6,
     "arb-ternary-orchestrator": 26.8,
     "arb-ternary-bench": 70.2,
-    "arb-ternary-testing": 33.3,
+    "arb-ternary-testing": 33.4,
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
     "arb-ternary-qat": 5.9,

@@ -6,15 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from arb_ternary_text.data.byte_level import BYTE_CHARACTERS
-from arb_ternary_text.data.file_tokenizers import FileTokenizer
+from arb_ternary_testing.language_tasks import byte_tokenizer, go_offline, write_task
 from arb_ternary_text.data.special_tokens import SpecialTokens
-from arb_ternary_text.data.tokenizers import LanguageTokenizer
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
@@ -48,25 +44,7 @@ def kit() -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No network; caches are in ``tmp_path``."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
-        monkeypatch.setenv(name, "1")
-    # Also those that the harness sets when it is imported.
-    monkeypatch.setenv("HF_XET_HIGH_PERFORMANCE", "1")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def tokenizer(special: SpecialTokens) -> LanguageTokenizer:
-    library = Tokenizer(models.BPE({c: i for i, c in enumerate(BYTE_CHARACTERS)}, []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>")])
-    return LanguageTokenizer(FileTokenizer(library.to_str()), special)
+    go_offline(monkeypatch, tmp_path / "cache")
 
 
 @pytest.fixture
@@ -75,7 +53,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
     def make(special: SpecialTokens, context: int = CONTEXT, model: str = "") -> Path:
         (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 60)
-        (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(special).to_json()))
+        (tmp_path / "tokenizer.json").write_text(json.dumps(byte_tokenizer(special).to_json()))
         text = CONFIG.format(
             text=tmp_path / "text.txt",
             tokenizer=tmp_path / "tokenizer.json",
@@ -101,21 +79,8 @@ def task_files(tmp_path: Path) -> Path:
     folder = tmp_path / "tasks"
     folder.mkdir()
 
-    def write(name: str, rows: list[Any], metrics: list[str], **options: Any) -> None:
-        data = tmp_path / f"{name}.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        task = {
-            "task": name,
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(data)}},
-            "test_split": "test",
-            "metric_list": [{"metric": metric} for metric in metrics],
-            **options,
-        }
-        # JSON is YAML.
-        (folder / f"{name}.yaml").write_text(json.dumps(task))
-
-    write(
+    write_task(
+        folder,
         "choice",
         QUESTIONS,
         ["acc", "acc_norm"],
@@ -125,7 +90,8 @@ def task_files(tmp_path: Path) -> Path:
         doc_to_target="answer",
         target_delimiter="",
     )
-    write(
+    write_task(
+        folder,
         "perplexity",
         [{"text": text} for text in TEXTS],
         ["byte_perplexity", "bits_per_byte"],
@@ -133,7 +99,8 @@ def task_files(tmp_path: Path) -> Path:
         doc_to_text="",
         doc_to_target="{{text}}",
     )
-    write(
+    write_task(
+        folder,
         "answers",
         [{"text": "the cat", "right": " sat"}, {"text": "on the", "right": " mat"}],
         ["exact_match"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from arb_ternary_text.data.byte_level import BYTE_CHARACTERS
-from arb_ternary_text.data.file_tokenizers import FileTokenizer
+from arb_ternary_testing.language_tasks import byte_tokenizer, go_offline, write_task
 from arb_ternary_text.data.special_tokens import SpecialTokens
-from arb_ternary_text.data.tokenizers import LanguageTokenizer
 from arb_ternary_text.models.decoder import Decoder
 
 Make = Callable[..., Decoder]
@@ -39,67 +35,36 @@ pytestmark = [
 ]
 
 
-def tokenizer(special: SpecialTokens) -> LanguageTokenizer:
-    library = Tokenizer(models.BPE({c: i for i, c in enumerate(BYTE_CHARACTERS)}, []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>")])
-    return LanguageTokenizer(FileTokenizer(library.to_str()), special)
-
-
 @pytest.fixture
 def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mapping[str, Any]]:
     """Evaluate a folder on the two tasks, without a network; caches are in ``tmp_path``."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
-        monkeypatch.setenv(name, "1")
-    # Also those that the harness sets when it is imported.
-    monkeypatch.setenv("HF_XET_HIGH_PERFORMANCE", "1")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    go_offline(monkeypatch, tmp_path / "cache")
 
-    import datasets
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-    def task(name: str, rows: list[Any], metrics: list[str], **options: Any) -> dict[str, Any]:
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return {
-            "task": name,
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(path)}},
-            "test_split": "test",
-            "metric_list": [{"metric": metric} for metric in metrics],
-            **options,
-        }
-
     folder = tmp_path / "tasks"
     folder.mkdir()
-    tasks = [
-        task(
-            "choice",
-            QUESTIONS,
-            ["acc"],
-            output_type="multiple_choice",
-            doc_to_text="{{question}}",
-            doc_to_choice="choices",
-            doc_to_target="answer",
-            target_delimiter="",
-        ),
-        task(
-            "perplexity",
-            [{"text": text} for text in TEXTS],
-            ["word_perplexity", "byte_perplexity", "bits_per_byte"],
-            output_type="loglikelihood_rolling",
-            doc_to_text="",
-            doc_to_target="{{text}}",
-        ),
-    ]
-    for each in tasks:
-        # JSON is YAML.
-        (folder / f"{each['task']}.yaml").write_text(json.dumps(each))
+    write_task(
+        folder,
+        "choice",
+        QUESTIONS,
+        ["acc"],
+        output_type="multiple_choice",
+        doc_to_text="{{question}}",
+        doc_to_choice="choices",
+        doc_to_target="answer",
+        target_delimiter="",
+    )
+    write_task(
+        folder,
+        "perplexity",
+        [{"text": text} for text in TEXTS],
+        ["word_perplexity", "byte_perplexity", "bits_per_byte"],
+        output_type="loglikelihood_rolling",
+        doc_to_text="",
+        doc_to_target="{{text}}",
+    )
 
     def run(model: Path, **arguments: Any) -> Mapping[str, Any]:
         found = lm_eval.simple_evaluate(
@@ -159,7 +124,7 @@ def test_choices_and_perplexities_are_those_of_our_logits(
     arguments: Mapping[str, Any],
 ) -> None:
     model = make_decoder(architecture="qwen3", vocabulary_size=258, max_length=CONTEXT)
-    state = tokenizer(special).to_json()
+    state = byte_tokenizer(special).to_json()
     folder = export(model, tmp_path / "out", state, layout="dense")
     assert ("prefix_token_id" in (folder / "README.md").read_text()) == bool(arguments)
     found = evaluate(folder, **arguments)
@@ -199,7 +164,7 @@ def test_ternary_layouts_give_the_perplexity_of_int8(
 ) -> None:
     options = {"group_size": "tensor", "scale_rule": "frozen", "max_length": CONTEXT}
     model = make_decoder(architecture="llama", vocabulary_size=258, **options)
-    state = tokenizer(SpecialTokens(bos=BOS, eos=(EOS,))).to_json()
+    state = byte_tokenizer(SpecialTokens(bos=BOS, eos=(EOS,))).to_json()
     folder = export(model, tmp_path / "out", state, layout=layout)
     results = evaluate(folder)["results"]["perplexity"]
     bits = -sum(rolling(model, list(text.encode()), BOS) for text in TEXTS) / math.log(2)
