@@ -107,13 +107,6 @@ def counted(monkeypatch: pytest.MonkeyPatch, isa: str | None) -> Counted:
     return made
 
 
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def decoder(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     torch.manual_seed(len(options))
     base: dict[str, Any] = {"width": 64, "layers": 2, "heads": 4, "max_length": 40}

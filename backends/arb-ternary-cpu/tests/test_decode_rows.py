@@ -55,13 +55,6 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def decoder(dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
     torch.manual_seed(len(options))
     base: dict[str, Any] = {"width": 64, "layers": 2, "heads": 4, "max_length": 200}
