@@ -35,7 +35,7 @@ _KEPT_INT8: Final = 2
 
 
 def decode_step(isa: int, decoder: Any) -> DecodeStep | None:
-    """What runs a step of ``decoder``, a plan of :mod:`arb_ternary_text.models.decode_plan`.
+    """Return the runner of a plan of :mod:`arb_ternary_text.models.decode_plan`.
 
     None: the products of a layer that share an input differ in their groups, or a size or a dtype
     is not served.
@@ -50,7 +50,7 @@ def decode_step(isa: int, decoder: Any) -> DecodeStep | None:
 
 
 def decode_rows(isa: int, decoder: Any) -> Callable[..., Tensor | None] | None:
-    """What runs tokens of ``decoder``, :meth:`DecodeStep.rows`; None as for :func:`decode_step`."""
+    """Return :meth:`DecodeStep.rows` of ``decoder``; None as for :func:`decode_step`."""
     step = decode_step(isa, decoder)
     return None if step is None else step.rows
 

@@ -29,7 +29,7 @@ from arb_ternary_text.models.generate import CachedModel, check_ids
 
 @frozen
 class Load:
-    """What an engine is doing, and what it has done so far.
+    """The present work of an engine, and counts of its past.
 
     Attributes:
         waiting: sequences that have not entered.
@@ -108,7 +108,7 @@ class Engine:
 
     @property
     def load(self) -> Load:
-        """What the engine is doing."""
+        """The present work of the engine."""
         return Load(
             waiting=len(self._waiting),
             running=len(self._running),

@@ -1,4 +1,4 @@
-"""What a caller asks of a sequence, what it is told, and what the engine knows of it."""
+"""A sequence: the options of its caller, the events that are reported, the engine's state."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TokenLogprobs:
 
 @frozen
 class Event:
-    """What a step did for a sequence.
+    """The outcome of a step for a sequence.
 
     Attributes:
         handle: which sequence.

@@ -1,4 +1,4 @@
-"""What votes do, in the logs of transformers' Trainer and of those of TRL."""
+"""Flips and accumulators in the logs of transformers' Trainer and of TRL's trainers."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TernaryLayer(nn.Module):
 
     @property
     def factor(self) -> Tensor | None:
-        """What multiplies ``T * 2**E``, a scalar; None if nothing does. A buffer of ``ternary``."""
+        """A scalar that multiplies ``T * 2**E``, a buffer of ``ternary``; None without one."""
         return self.ternary._buffers.get("factor")
 
     def _scaled(self, product: Tensor) -> Tensor:

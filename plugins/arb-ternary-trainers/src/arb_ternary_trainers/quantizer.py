@@ -258,7 +258,7 @@ class ArbTernaryQuantizer(HfQuantizer):
 
     @property
     def is_qat_trainable(self) -> bool:
-        """They learn without adapters."""
+        """Ternary weights learn without adapters."""
         return True
 
 
