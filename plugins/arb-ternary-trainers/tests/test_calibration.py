@@ -46,29 +46,55 @@ class Two(nn.Module):
         return self.layers[1](self.drop(torch.relu(scale * self.layers[0](x))))
 
 
-def test_gptq_fits_the_first_linear_as_upcycle_does() -> None:
+def int8(x: np.ndarray) -> np.ndarray:
+    """Rows rounded to int8 by their largest element."""
+    scale = np.abs(x).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
+    return np.rint(x.astype(np.float32) / scale) * scale.astype(np.float64)
+
+
+@pytest.mark.parametrize("activations", ["int8", "float"])
+def test_gptq_fits_linears_to_the_inputs_that_they_will_read(activations: str) -> None:
     model = Two()
     x = inputs(512, 64)
-    weight = model.layers[0].weight.detach().clone()
-    report = arb_ternary.ternarize(
-        model, init="gptq", calibration=list(x.split(128)), group_size=32
+    x[:, 5] *= 300  # the others lose most of their bits to int8
+    arb_ternary.ternarize(
+        model,
+        init="gptq",
+        calibration=list(x.split(128)),
+        group_size=32,
+        activations=activations,
     )
-    assert {each.init for each in report.replaced} == {"gptq_cd"}
-    gram = torch.tensor(numbers(x).T @ numbers(x))
-    expected = project(
-        corrected(weight, gram, gram, ProjectionConfig().damping).float(),
-        ProjectionConfig(),
-        32,
-        gram,
-    )
-    got = model.layers[0].ternary
-    assert (got.trits() == expected.trits).double().mean() > 0.999
-    assert (got.logical_votes() == expected.votes(8)).double().mean() > 0.99
-    fitted = output_error(numbers(weight), numbers(got.dense_weight()), numbers(x))
-    plain = Two()
-    arb_ternary.ternarize(plain, group_size=32)
-    rounded = numbers(plain.layers[0].ternary.dense_weight())
-    assert fitted < 0.8 * output_error(numbers(weight), rounded, numbers(x))
+    first, second = Two().layers
+    read = int8 if activations == "int8" else np.asarray
+
+    teacher = numbers(x)
+    student = read(numbers(x))
+    for layer, made in ((first, model.layers[0]), (second, model.layers[1])):
+        gram = torch.tensor(student.T @ student)
+        cross = torch.tensor(teacher.T @ student)
+        options = ProjectionConfig()
+        weight = corrected(layer.weight.detach(), gram, cross, options.damping).float()
+        expected = project(weight, options, 32, gram)
+        got = made.ternary
+        assert (got.trits() == expected.trits).double().mean() > 0.995
+        assert (got.logical_votes() == expected.votes(8)).double().mean() > 0.99
+        # What the next layer reads.
+        teacher = np.maximum(teacher @ numbers(layer.weight).T + numbers(layer.bias), 0)
+        student = student @ numbers(got.dense_weight()).T + numbers(layer.bias)
+        student = read(np.maximum(student, 0))
+
+
+def test_gptq_fits_better_than_absmean() -> None:
+    x = inputs(512, 64)
+    weight = numbers(Two().layers[0].weight)
+    errors = {}
+    for name, given in (("gptq", [x]), ("absmean", None)):
+        model = Two()
+        report = arb_ternary.ternarize(model, init=name, calibration=given, group_size=32)
+        rounded = numbers(model.layers[0].ternary.dense_weight())
+        errors[name] = output_error(weight, rounded, numbers(x))
+        assert {each.init for each in report.replaced} == {"gptq_cd" if given else "absmean"}
+    assert errors["gptq"] < 0.8 * errors["absmean"]
 
 
 def test_later_linears_compensate_for_the_errors_of_earlier_ones() -> None:

@@ -2,22 +2,25 @@
 
 A stage is the linears of a block that read the same input. A block is the numbered module that
 holds them (``layers.3``), or the linear itself. The student is the model with the rounded weights
-of all stages so far, the teacher has all float weights. For a stage, both run on the calibration;
-from their inputs follow the weights that compensate best for the errors of earlier stages, which
-are then rounded column by column with coordinate descent (``gptq_cd`` of arb-ternary-upcycle). Only
-the inputs of one block and the products of one stage are in memory at a time.
+of all stages so far, the teacher has all float weights. The student's linears read their inputs as
+they will when they are ternary: rounded to int8, unless activations are float. For a stage, both
+run on the calibration; from their inputs follow the weights that compensate best for the errors of
+earlier stages, which are then rounded column by column with coordinate descent (``gptq_cd`` of
+arb-ternary-upcycle). Only the inputs of one block and the products of one stage are in memory at a
+time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from attrs import define, field
 from torch import Tensor, nn
 
+from arb_ternary.backends.reference import quantize_rows
 from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.module import GroupSize
 from arb_ternary_trainers.selection import Target
@@ -57,13 +60,15 @@ class _Fitted:
 
 @define(eq=False)
 class _Weights:
-    """Switches the parameters of a model between the teacher and the student.
+    """Switches a model between the teacher and the student.
 
     Attributes:
+        int8_layers: linears that read int8 activations in the student.
         teacher: the float values of each parameter that is rounded.
         student: the rounded ones.
     """
 
+    int8_layers: Sequence[nn.Module]
     teacher: dict[nn.Parameter, Tensor] = field(factory=dict)
     student: dict[nn.Parameter, Tensor] = field(factory=dict)
 
@@ -78,14 +83,25 @@ class _Weights:
 
     @contextmanager
     def as_student(self) -> Iterator[None]:
-        """Let the model compute with the rounded weights within a ``with`` block."""
+        """Let the model compute as the student within a ``with`` block."""
         for parameter, values in self.student.items():
             parameter.data = values
         try:
-            yield
+            with ExitStack() as hooks:
+                for layer in self.int8_layers:
+                    hooks.enter_context(_hooked(layer, _read_int8))
+                yield
         finally:
             for parameter, values in self.teacher.items():
                 parameter.data = values
+
+
+def _read_int8(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Round the input of a linear as :class:`~arb_ternary.ternary.module.TernaryLinear` does."""
+    x = inputs[0]
+    codes_MK, scale_M = quantize_rows(x.reshape(-1, x.shape[-1]))
+    rounded_MK = codes_MK * scale_M.unsqueeze(1)
+    return rounded_MK.view(x.shape).to(x.dtype), *inputs[1:]
 
 
 @torch.no_grad()
@@ -94,6 +110,7 @@ def fit_weights(
     targets: Sequence[Target],
     calibration: Iterable[Any],
     group_size: GroupSize,
+    activations: Literal["int8", "float"],
     vote_bits: int,
 ) -> Mapping[Target, Initial]:
     """Return what each target starts with.
@@ -106,7 +123,10 @@ def fit_weights(
             another form.
     """
     batches = _checked(calibration)
-    weights = _Weights()
+    int8_layers: list[nn.Module] = []
+    if activations == "int8":
+        int8_layers = [layer for target in targets for layer in _linears(target)]
+    weights = _Weights(int8_layers)
     found: dict[Target, Initial] = {}
     with _evaluating(model):
         for block, stages in _stages(model, targets, batches):
@@ -178,10 +198,8 @@ def _stages(
     """Return blocks, in the order of the first batch, with the stages of each."""
     fitted: dict[nn.Module, _Fitted] = {}
     for target in targets:
-        for layer, kind in zip(target.layers, target.kinds, strict=True):
-            if kind in _LINEARS:
-                fitted[layer] = _Fitted(target, layer)
-                break
+        for layer in _linears(target)[:1]:
+            fitted[layer] = _Fitted(target, layer)
 
     order: dict[_Fitted, Tensor] = {}
 
@@ -207,6 +225,12 @@ def _stages(
         blocks[-1][1][-1].append(each)
         last_input = read
     return blocks
+
+
+def _linears(target: Target) -> list[nn.Module]:
+    """Return the layers of a target that are linears."""
+    pairs = zip(target.layers, target.kinds, strict=True)
+    return [layer for layer, kind in pairs if kind in _LINEARS]
 
 
 def _block_name(name: str) -> str:

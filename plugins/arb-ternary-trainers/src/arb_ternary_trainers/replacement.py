@@ -98,7 +98,7 @@ def ternarize(
                 known[target] = exact
     if init == "gptq":
         others = [target for target in targets if target not in known]
-        known.update(_fitted(model, others, calibration, group_size, vote_bits))
+        known.update(_fitted(model, others, calibration, group_size, activations, vote_bits))
 
     replaced = []
     for target in targets:
@@ -247,6 +247,7 @@ def _fitted(
     targets: Sequence[Target],
     calibration: Iterable[Any] | None,
     group_size: GroupSize,
+    activations: Literal["int8", "float"],
     vote_bits: int,
 ) -> Mapping[Target, Initial]:
     """Return what ``gptq`` finds for each weight."""
@@ -258,7 +259,7 @@ def _fitted(
             install_command("arb-ternary-upcycle"),
         ) from error
     assert calibration is not None
-    return fit_weights(model, targets, calibration, group_size, vote_bits)
+    return fit_weights(model, targets, calibration, group_size, activations, vote_bits)
 
 
 @contextmanager
