@@ -311,68 +311,121 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         )
 
 
-def streamed_text(
-    tokenizer: Tokenizer, prompt_ids: Sequence[int], drawn: Iterable[int]
-) -> Iterator[str]:
-    """Yield the text of ``drawn`` piece by piece.
+class TextStream:
+    """Writes the text of ids, one after another.
 
     A character that spans several tokens appears when it is complete. Only the last tokens are
     decoded again for each new one: those of the last piece, because some decoders write a token
     differently at the beginning of a text, and those that follow them.
+
+    Args:
+        tokenizer: decodes the ids.
+        prompt_ids: the ids before the text.
     """
-    recent = list(prompt_ids[-_CONTEXT_IDS:])
-    text = tokenizer.decode(recent)
-    shown = text
-    # A piece of text begins with the token after the first `known` ones; none if the prompt may
-    # have ended within a character.
-    known = 0 if text.endswith("\ufffd") else len(recent)
-    for token in drawn:
-        recent.append(token)
-        text = tokenizer.decode(recent)
-        whole = text.rstrip("\ufffd")
-        if not whole.startswith(shown):
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._recent = list(prompt_ids[-_CONTEXT_IDS:])
+        self._text = tokenizer.decode(self._recent)
+        self._shown = self._text
+        # A piece of text begins with the token after the first `known` ones; none if the prompt may
+        # have ended within a character.
+        self._known = 0 if self._text.endswith("\ufffd") else len(self._recent)
+
+    def push(self, token: int) -> str:
+        """Return the text that is complete with one more id; it may be empty."""
+        self._recent.append(token)
+        self._text = self._tokenizer.decode(self._recent)
+        whole = self._text.rstrip("\ufffd")
+        if not whole.startswith(self._shown):
             # The prompt ended within a character.
-            shown = shown.rstrip("\ufffd")
-        if not (whole.startswith(shown) and len(whole) > len(shown)):
-            continue
-        yield whole[len(shown) :]
-        shown = whole
-        if whole == text:
-            recent = recent[known:]
-            known = len(recent)
-            text = tokenizer.decode(recent)
-            shown = text
-    if text.startswith(shown) and len(text) > len(shown):
-        yield text[len(shown) :]
+            self._shown = self._shown.rstrip("\ufffd")
+        if not whole.startswith(self._shown):
+            return ""
+        piece = whole[len(self._shown) :]
+        if piece:
+            self._shown = whole
+        if piece and whole == self._text:
+            self._recent = self._recent[self._known :]
+            self._known = len(self._recent)
+            self._text = self._tokenizer.decode(self._recent)
+            self._shown = self._text
+        return piece
+
+    def end(self) -> str:
+        """Return the rest: a character that was not completed."""
+        return self._text[len(self._shown) :] if self._text.startswith(self._shown) else ""
+
+
+class StopText:
+    """Passes text on up to the first stop string, which is left out.
+
+    The end of what was read is held back while it may be the beginning of a stop string.
+
+    Args:
+        stops: the stop strings.
+
+    Attributes:
+        found: whether there was a stop string. What follows it is not passed on.
+
+    Raises:
+        UsageProblem: a stop string is empty.
+    """
+
+    def __init__(self, stops: Collection[str]) -> None:
+        if "" in stops:
+            raise UsageProblem("stop: a stop string must not be empty")
+        self._stops = stops
+        self._held = ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """Return the text that can be passed on after one more piece; it may be empty."""
+        if self.found:
+            return ""
+        text = self._held + piece
+        places = [place for place in map(text.find, self._stops) if place >= 0]
+        if places:
+            self.found = True
+            return text[: min(places)]
+        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def end(self) -> str:
+        """Return the rest: what might have been the beginning of a stop string."""
+        return "" if self.found else self._held
+
+
+def streamed_text(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], drawn: Iterable[int]
+) -> Iterator[str]:
+    """Yield the text of ``drawn`` piece by piece, as :class:`TextStream` writes it."""
+    stream = TextStream(tokenizer, prompt_ids)
+    yield from filter(None, map(stream.push, drawn))
+    rest = stream.end()
+    if rest:
+        yield rest
 
 
 def text_until(pieces: Iterable[str], stops: Collection[str]) -> Iterator[str]:
-    """Yield ``pieces`` up to the first stop string, which is left out.
-
-    The end of what was read is held back while it may be the beginning of a stop string.
+    """Yield ``pieces`` up to the first stop string, as :class:`StopText` passes them on.
 
     Raises:
         UsageProblem: a stop string is empty. It is raised by the call.
     """
-    if "" in stops:
-        raise UsageProblem("stop: a stop string must not be empty")
+    passed_on = StopText(stops)
 
     def passed() -> Iterator[str]:
-        held = ""
         for piece in pieces:
-            held += piece
-            found = [place for place in map(held.find, stops) if place >= 0]
-            if found:
-                if min(found):
-                    yield held[: min(found)]
-                return
-            kept = max((_overlap(held, stop) for stop in stops), default=0)
-            ready = held[: len(held) - kept]
-            held = held[len(held) - kept :]
+            ready = passed_on.push(piece)
             if ready:
                 yield ready
-        if held:
-            yield held
+            if passed_on.found:
+                return
+        rest = passed_on.end()
+        if rest:
+            yield rest
 
     return passed()
 
