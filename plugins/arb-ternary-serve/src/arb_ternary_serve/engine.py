@@ -12,6 +12,7 @@ uses its blocks and skips those positions.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -131,8 +132,19 @@ class Engine:
                 the context or the cache even if it were alone.
         """
         options = options or Options()
-        options.check()
         prompt = list(ids)
+        budget = self.check(prompt, options)
+        self._last_handle += 1
+        self._waiting.append(SequenceState(self._last_handle, prompt, options, budget, len(prompt)))
+        return self._last_handle
+
+    def check(self, prompt: Sequence[int], options: Options) -> int:
+        """Return how many tokens :meth:`submit` would draw at most. Any thread may ask.
+
+        Raises:
+            UsageProblem: as :meth:`submit` does.
+        """
+        options.check()
         check_ids(prompt, options.stop, self._model.vocabulary_size)
         budget = self._budget(len(prompt), options)
         needed = self._blocks_for(len(prompt) + budget)
@@ -142,9 +154,18 @@ class Engine:
                 f"keys and values, and there are {self._pool.count}",
                 "Ask for fewer tokens, or give the engine a larger cache.",
             )
-        self._last_handle += 1
-        self._waiting.append(SequenceState(self._last_handle, prompt, options, budget, len(prompt)))
-        return self._last_handle
+        return budget
+
+    def room(self, prompt_length: int, wanted: int) -> int:
+        """Return how many of ``wanted`` tokens fit after a prompt. Any thread may ask."""
+        if self._model.sliding_window is None:
+            wanted = min(wanted, self._model.max_length - prompt_length + 1)
+        # The number of blocks does not fall as a sequence grows.
+        return bisect_right(
+            range(1, max(0, wanted) + 1),
+            self._pool.count,
+            key=lambda new: self._blocks_for(prompt_length + new),
+        )
 
     def cancel(self, handle: int) -> bool:
         """End a sequence: there are no more events of it.
