@@ -26,6 +26,8 @@ from arb_ternary_text.models.generate import generate
 VOCABULARY = 45
 BACKENDS = ("torch", "cpu")
 LARGE = 1 << 24
+#: The modules round activations after a pass of several tokens elsewhere than after one token.
+TOLERANCE = {"cpu": 1e-5, "torch": 5e-3}
 KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"kv_heads": 2, "activation": "swiglu", "rotary_scaling": 2.0, "query_key_norm": True},
@@ -214,6 +216,88 @@ def test_log_probabilities_of_a_prompt(backend: str, chunk: int) -> None:
             assert math.isclose(reported.top[0][1], float(best.values[0]), abs_tol=1e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_log_probabilities_of_the_end_of_a_prompt_reuse_its_beginning(
+    backend: str, chunk: int
+) -> None:
+    model = decoder(backend, 0)
+    engine = Engine(model, cache_bytes=LARGE, chunk=chunk)
+    context = [each % VOCABULARY for each in range(70)]
+    for number, end in enumerate(([3, 1, 4], [1, 5], [9, 2, 6, 5])):
+        prompt = [*context, *end]
+        options = {"logprobs": 1, "prompt_logprobs": True, "prompt_logprobs_from": len(context)}
+        engine.submit(prompt, Options(max_new_tokens=0, **options))  # type: ignore[arg-type]
+        (event,) = run(engine)
+        expected = one_by_one(model, prompt[:-1]).double().log_softmax(dim=-1)[-len(end) :]
+        assert event.prompt_logprobs is not None
+        assert [each.token for each in event.prompt_logprobs] == end
+        for row, reported in zip(expected, event.prompt_logprobs, strict=True):
+            expected_one = float(row[reported.token])
+            assert math.isclose(reported.logprob, expected_one, abs_tol=TOLERANCE[backend])
+            assert reported.top[0][0] == int(row.argmax())
+        # Blocks have 32 positions; the modules keep what the sequence before has read.
+        known = {"cpu": 64, "torch": 69}[backend]
+        assert engine.load.reused == number * known
+        # The last id predicts nothing, so it is not read.
+        assert engine.load.read == 72 + (0, 71 - known, 71 + 73 - 2 * known)[number]
+    assert engine.load.free_blocks == engine.load.blocks
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_log_probabilities_fill_the_context(backend: str) -> None:
+    model = decoder(backend, 0)
+    # One block less than the last id would need, which is not read.
+    engine = Engine(model, cache_bytes=5 * block_bytes(model, "float"))
+    prompt = [each % VOCABULARY for each in range(151)]
+    engine.submit(prompt, Options(max_new_tokens=0, logprobs=0, prompt_logprobs=True))
+    (event,) = run(engine)
+    expected = one_by_one(model, prompt[:-1]).double().log_softmax(dim=-1)
+    assert event.prompt_logprobs is not None
+    assert len(event.prompt_logprobs) == 150
+    last = event.prompt_logprobs[-1].logprob
+    assert math.isclose(last, float(expected[-1, prompt[-1]]), abs_tol=TOLERANCE[backend])
+    with pytest.raises(UsageProblem, match="152 tokens, and the context 150"):
+        engine.submit([*prompt, 1], Options(max_new_tokens=0))
+    with pytest.raises(UsageProblem, match="room for 0 new ones, not for any"):
+        engine.submit(prompt, Options())
+
+
+def test_sequences_together_read_a_common_beginning_once() -> None:
+    model = decoder("cpu", 0)
+    engine = Engine(model, cache_bytes=LARGE, chunk=50)
+    prompt = [each % VOCABULARY for each in range(100)]
+    options = Options(max_new_tokens=3, temperature=0)
+    same = [engine.submit([*prompt, last], options) for last in (1, 2, 3)]
+    other = engine.submit([7] * 20, Options(max_new_tokens=3, temperature=0))
+    # The first reads, those that begin as it does wait, and another one passes them.
+    assert engine.step() == []
+    assert engine.load.running == 2
+    events = run(engine)
+    assert (engine.load.read, engine.load.reused) == (101 + 2 * 5 + 20, 2 * 96)
+    for handle, last in zip(same, (1, 2, 3), strict=True):
+        expected = list(generate(model, [*prompt, last], max_new_tokens=3, temperature=0))
+        assert tokens_of(events, handle) == expected
+    assert len(tokens_of(events, other)) == 3
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+@pytest.mark.parametrize("numbers", ["float", "int8"])
+def test_modules_continue_what_the_sequence_before_has_read(kind: int, numbers: Any) -> None:
+    model = decoder("torch", kind)
+    engine = Engine(model, cache_bytes=LARGE, cache=numbers)
+    prompts = [[*range(30), 1], [*range(30), 2, 3], [*range(20)], [40, 41], [*range(20)]]
+    options = Options(max_new_tokens=4, temperature=0)
+    reused = []
+    for prompt in prompts:
+        handle = engine.submit(prompt, options)
+        drawn = list(generate(model, prompt, max_new_tokens=4, temperature=0, cache=numbers))
+        assert tokens_of(run(engine), handle) == drawn
+        reused.append(engine.load.reused)
+    # A window drops what another sequence would need.
+    assert reused == ([0] * 5 if model.sliding_window else [0, 30, 49, 49, 49])
+
+
 def test_a_known_beginning_is_not_read_again() -> None:
     model = decoder("cpu", 0)
     engine = Engine(model, cache_bytes=LARGE, chunk=50)
@@ -325,6 +409,7 @@ def test_without_a_limit_a_text_fills_the_context() -> None:
         ([1], Options(max_new_tokens=-1), "max_new_tokens: must be at least 0, not -1"),
         ([1], Options(logprobs=-1), "logprobs: must be at least 0"),
         ([1], Options(prompt_logprobs=True), "prompt_logprobs: needs logprobs"),
+        ([1], Options(prompt_logprobs_from=0), "prompt_logprobs_from: must be at least 1, not 0"),
         ([1] * 151, Options(), "the prompt has 151 tokens, and the context 150"),
         ([1] * 100, Options(max_new_tokens=52), "room for 51 new ones, not for 52"),
         ([1] * 90, Options(max_new_tokens=30), "need 4 blocks of keys and values, and there are 3"),

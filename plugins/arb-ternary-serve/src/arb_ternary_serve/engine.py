@@ -7,7 +7,8 @@ more than a chunk. Sequences enter and leave between steps.
 Keys and values lie in blocks. A sequence enters if there is a seat and blocks for its prompt and
 all tokens that it may draw; until then it waits, in order of arrival, and those behind it wait too.
 So a sequence that has entered is never put off. A prompt that begins as an earlier sequence did
-uses its blocks and skips those positions.
+uses its blocks and skips those positions. If the earlier one is just reading them, it waits for
+that, and lets others pass.
 """
 
 from __future__ import annotations
@@ -106,6 +107,15 @@ class Engine:
         self._read = 0
         self._reused = 0
         self._drawn = 0
+
+    @property
+    def shares_while_running(self) -> bool:
+        """Whether a sequence can use what another one has read that still runs.
+
+        If not, it can use what the last one that ended has read: sequences with the same beginning
+        are best submitted one after another.
+        """
+        return self._runner.shares_blocks
 
     @property
     def load(self) -> Load:
@@ -220,7 +230,7 @@ class Engine:
         context = self._model.max_length
         # The last token that is drawn is not read.
         room = context - prompt_length + 1
-        if prompt_length > context or (wanted is not None and wanted > room):
+        if room < (1 if wanted is None else wanted):
             raise UsageProblem(
                 f"the prompt has {prompt_length} tokens, and the context {context}: there is room "
                 f"for {max(0, room)} new ones, not for {'any' if wanted is None else wanted}",
@@ -234,33 +244,48 @@ class Engine:
 
     def _admit(self) -> None:
         """Let sequences enter in order of arrival while there is a seat and memory."""
+        passed: list[SequenceState] = []
         while self._waiting and self._free_seats:
-            sequence = self._waiting[0]
+            sequence = self._waiting.popleft()
             found, serial = self._known_beginning(sequence)
+            if self._is_being_read(sequence, len(found), serial):
+                passed.append(sequence)
+                continue
             self._pool.share(found)
             missing = self._blocks_for(len(sequence.ids) + sequence.budget) - len(found)
             if missing > self._pool.available:
                 self._pool.release(found)
-                return
-            self._waiting.popleft()
+                self._waiting.appendleft(sequence)
+                break
             sequence.blocks = found + self._pool.take(missing)
-            sequence.read = len(found) * self._pool.size
             sequence.learnt = len(found)
             sequence.serial = serial
             sequence.seat = self._free_seats.pop()
-            self._runner.begin(sequence.seat, sequence.blocks)
+            beginning = sequence.ids[: sequence.reusable]
+            held = self._runner.begin(sequence.seat, sequence.blocks, beginning)
+            sequence.read = max(held, len(found) * self._pool.size)
             self._running[sequence.handle] = sequence
             self._readers.append(sequence)
             self._reused += sequence.read
+        self._waiting.extendleft(reversed(passed))
 
     def _known_beginning(self, sequence: SequenceState) -> tuple[list[int], int]:
-        """Return known blocks of the beginning of a prompt, and the serial of the last.
-
-        At least one id of the prompt is left.
-        """
-        if not self._runner.shares_blocks or sequence.options.prompt_logprobs:
+        """Return known blocks of the beginning of a prompt, and the serial of the last."""
+        if not self._runner.shares_blocks:
             return [], BEGINNING
-        return self._pool.find(sequence.ids[:-1])
+        return self._pool.find(sequence.ids[: sequence.reusable])
+
+    def _is_being_read(self, sequence: SequenceState, known: int, serial: int) -> bool:
+        """Return whether a sequence just reads the block that is next to the known ones."""
+        first = known * self._pool.size
+        stop = first + self._pool.size
+        if not self._runner.shares_blocks or stop > sequence.reusable:
+            return False
+        block = sequence.ids[first:stop]
+        return any(
+            reader.learnt == known and reader.serial == serial and reader.ids[first:stop] == block
+            for reader in self._readers
+        )
 
     def _turns(self) -> list[tuple[SequenceState, int]]:
         """Return the sequences of this step, and how many ids of each are read."""
@@ -278,18 +303,23 @@ class Engine:
         return turns
 
     def _piece(self, sequence: SequenceState, count: int) -> Piece:
-        stop = sequence.read + count
-        wanted = 1 if stop == len(sequence.ids) else 0
-        if sequence.options.prompt_logprobs and sequence.read < sequence.prompt_length:
-            wanted = count
-        return Piece(sequence.seat, sequence.read, sequence.ids[sequence.read : stop], wanted)
+        start = sequence.read
+        stop = start + count
+        wanted = 0
+        if count == sequence.unread and sequence.budget:
+            wanted = 1
+        if sequence.options.prompt_logprobs and start < sequence.prompt_length:
+            # The token at a position is predicted at the one before it.
+            first = max(start, sequence.options.prompt_logprobs_from - 1)
+            wanted = max(wanted, stop - first)
+        return Piece(sequence.seat, start, sequence.ids[start:stop], wanted)
 
     def _advance(self, sequence: SequenceState, count: int, logits_WV: Tensor) -> None:
         """Count ids as read, and make known the blocks that are full now."""
         if sequence.read < sequence.prompt_length:
             self._read += count
             if sequence.options.prompt_logprobs:
-                self._report_prompt(sequence, logits_WV)
+                self._report_prompt(sequence, sequence.read + count, logits_WV)
         sequence.read += count
         if not self._runner.shares_blocks:
             return
@@ -300,8 +330,9 @@ class Engine:
             sequence.serial = self._pool.learn(block, ids, sequence.serial)
             sequence.learnt = number + 1
 
-    def _report_prompt(self, sequence: SequenceState, logits_WV: Tensor) -> None:
-        following: Sequence[int] = sequence.ids[sequence.read + 1 :]
+    def _report_prompt(self, sequence: SequenceState, stop: int, logits_WV: Tensor) -> None:
+        """Report the tokens of the prompt behind the last positions before ``stop``."""
+        following: Sequence[int] = sequence.ids[stop - logits_WV.size(0) + 1 :]
         for token, logits_V in zip(following, logits_WV, strict=False):
             reported = sequence.logprobs_of(token, logits_V)
             assert reported is not None

@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary_text.models.cache import FIRST_CAPACITY, CacheNumbers, KeyValueCache
-from arb_ternary_text.models.generate import CachedModel, cache_maker
+from arb_ternary_text.models.generate import CachedModel, cache_maker, common_length
 from arb_ternary_text.models.row_decode import RowDecoder, row_decoder
 
 
@@ -59,8 +59,12 @@ class Runner(ABC):
         """Return for how many positions a sequence of ``length`` needs blocks."""
 
     @abstractmethod
-    def begin(self, seat: int, blocks: Sequence[int]) -> None:
-        """Begin a sequence whose keys and values go to ``blocks``."""
+    def begin(self, seat: int, blocks: Sequence[int], beginning: Sequence[int]) -> int:
+        """Begin a sequence whose keys and values go to ``blocks``.
+
+        Returns:
+            How many of the ids of ``beginning`` need not be read, besides those of known blocks.
+        """
 
     @abstractmethod
     def end(self, seat: int) -> None:
@@ -92,8 +96,10 @@ class RowRunner(Runner):
     def positions(self, length: int) -> int:
         return length
 
-    def begin(self, seat: int, blocks: Sequence[int]) -> None:
+    def begin(self, seat: int, blocks: Sequence[int], beginning: Sequence[int]) -> int:
+        del beginning  # blocks are all that is known
         self._tables[seat, : len(blocks)] = torch.tensor(blocks)
+        return 0
 
     def end(self, seat: int) -> None:
         """Do nothing: the blocks of a seat are not read before the next ``begin``."""
@@ -123,6 +129,9 @@ class RowRunner(Runner):
 class ModuleRunner(Runner):
     """Calls the model for one piece after another, each sequence with a cache of its own.
 
+    The cache of the last sequence that ended is kept until the next one begins, which may begin in
+    the same way. Without a sliding window that one continues a copy of it.
+
     Logits do not depend on other sequences. How a prompt is cut into pieces may change their last
     bits, as it may in any use of the model with a cache.
     """
@@ -143,6 +152,8 @@ class ModuleRunner(Runner):
     def allocate(self, seats: int, blocks: int) -> None:
         del blocks  # memory is allocated as sequences grow
         self._caches: list[KeyValueCache | None] = [None] * seats
+        self._ids: list[list[int]] = [[] for _ in range(seats)]
+        self._left: tuple[list[int], KeyValueCache] | None = None
 
     def positions(self, length: int) -> int:
         # What a cache allocates: see KeyValueCache.reserve().
@@ -151,11 +162,27 @@ class ModuleRunner(Runner):
             return max(window + self._longest_piece, 2 * window)
         return min(max(2 * length, FIRST_CAPACITY), self._model.max_length)
 
-    def begin(self, seat: int, blocks: Sequence[int]) -> None:
+    def begin(self, seat: int, blocks: Sequence[int], beginning: Sequence[int]) -> int:
         del blocks  # they are only counted
-        self._caches[seat] = self._new_cache()
+        cache = self._new_cache()
+        shared = 0
+        if self._left is not None:
+            ids, left = self._left
+            shared = common_length(ids, beginning)
+            if shared:
+                # A copy, because the other has room for as many positions as its sequence needed.
+                left.rewind(shared)
+                cache.load_state_dict(left.state_dict())
+            self._left = None
+        self._caches[seat] = cache
+        self._ids[seat] = list(beginning[:shared])
+        return shared
 
     def end(self, seat: int) -> None:
+        cache = self._caches[seat]
+        # One with a window has dropped what another sequence would need.
+        if cache is not None and cache.window is None:
+            self._left = (self._ids[seat], cache)
         self._caches[seat] = None
 
     def run(self, pieces: Sequence[Piece]) -> list[Tensor]:
@@ -165,6 +192,7 @@ class ModuleRunner(Runner):
             assert cache is not None
             assert cache.length == piece.start
             results.append(self._forward(piece.ids, cache, piece.wanted))
+            self._ids[piece.seat] += piece.ids
         return results
 
     def _forward(self, ids: Sequence[int], cache: KeyValueCache, wanted: int) -> Tensor:

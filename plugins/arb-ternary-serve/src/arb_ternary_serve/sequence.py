@@ -29,7 +29,7 @@ class Options:
 
     Attributes:
         max_new_tokens: largest number of tokens to draw; None = as many as the context has room
-            for. 0 with ``prompt_logprobs`` only reads the prompt.
+            for. 0 with ``prompt_logprobs`` only reads the prompt, without its last id.
         temperature: divides the logits; 0 takes the most likely token (the first of equals).
         top_k: draw among the ``top_k`` most likely tokens only; None = all.
         top_p: draw among the most likely tokens that together reach this probability, after
@@ -38,7 +38,10 @@ class Options:
         stop: ids that end the sequence.
         logprobs: report the log probability of each token and of so many likeliest ones; None =
             none.
-        prompt_logprobs: report the same for the tokens of the prompt, the first excepted.
+        prompt_logprobs: report the same for the tokens of the prompt, from
+            ``prompt_logprobs_from`` on.
+        prompt_logprobs_from: position of the first of them. What stands before it may be a known
+            beginning, which is not read again, but for the last id.
     """
 
     max_new_tokens: int | None = None
@@ -49,6 +52,7 @@ class Options:
     stop: frozenset[int] = field(default=frozenset(), converter=frozenset)
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    prompt_logprobs_from: int = 1
 
     def check(self) -> None:
         """Check the values.
@@ -65,6 +69,11 @@ class Options:
             raise UsageProblem(
                 "prompt_logprobs: needs logprobs, the number of likeliest tokens to report",
                 "Set logprobs=0 for the tokens of the prompt alone.",
+            )
+        if self.prompt_logprobs_from < 1:
+            raise UsageProblem(
+                f"prompt_logprobs_from: must be at least 1, not {self.prompt_logprobs_from}",
+                "Nothing precedes the first token, so it has no probability.",
             )
 
 
@@ -93,8 +102,8 @@ class Event:
             none was asked for.
         finished: why the sequence has ended; None if it goes on.
         logprobs: those of ``token``, if they were asked for.
-        prompt_logprobs: those of the tokens of the prompt from the second on, if they were asked
-            for, with the first event of a sequence.
+        prompt_logprobs: those of the tokens of the prompt, if they were asked for, with the first
+            event of a sequence.
     """
 
     handle: int
@@ -141,8 +150,22 @@ class SequenceState:
 
     @property
     def unread(self) -> int:
-        """Number of ids that the model has not read."""
-        return len(self.ids) - self.read
+        """Number of ids that the model has to read.
+
+        If nothing is drawn, the last id is predicted, and predicts nothing.
+        """
+        needed = len(self.ids)
+        if self.budget == 0:
+            needed = max(1, needed - 1)
+        return needed - self.read
+
+    @property
+    def reusable(self) -> int:
+        """Number of ids of the prompt whose keys and values suffice: no logits are wanted there."""
+        rest = len(self.ids) if self.budget else max(1, len(self.ids) - 1)
+        if self.options.prompt_logprobs:
+            rest = min(rest, self.options.prompt_logprobs_from)
+        return rest - 1
 
     def draw(self, logits_V: Tensor) -> int:
         """Draw the next id."""

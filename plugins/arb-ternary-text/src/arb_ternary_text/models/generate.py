@@ -221,12 +221,7 @@ class CachedReader:
 
     def keep(self, ids: Sequence[int]) -> int:
         """Forget what was read and differs from ``ids``; return how many of them are held."""
-        shared = 0
-        for wanted, read in zip(ids, self.seen, strict=False):
-            if wanted != read:
-                break
-            shared += 1
-        self.rewind(shared)
+        self.rewind(common_length(ids, self.seen))
         return len(self.seen)
 
     @torch.no_grad()
@@ -262,6 +257,16 @@ class CachedReader:
 
     def _tokens(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], dtype=torch.int64, device=self._device)
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many ids two sequences have in common from the beginning on."""
+    length = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length
 
 
 def draw_token(probability_V: Tensor, generator: torch.Generator) -> int:
