@@ -118,6 +118,11 @@ class Engine:
         return self._runner.shares_blocks
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of all blocks of keys and values."""
+        return self._pool.count * self._runner.block_bytes
+
+    @property
     def load(self) -> Load:
         """The present work of the engine."""
         return Load(
