@@ -91,6 +91,28 @@ class Child:
         return Ended(code, usage.ru_maxrss * unit, usage.ru_utime + usage.ru_stime)
 
 
+def run_arb(arguments: list[str], threads: int, log: Path) -> Ended:
+    """Run ``arb`` in a process of its own, to the end.
+
+    Args:
+        arguments: what follows ``arb``.
+        threads: of OpenMP.
+        log: the file for what it prints.
+
+    Raises:
+        ArbError: it failed.
+    """
+    command = [sys.executable, "-m", "arb_ternary", *arguments]
+    environment = for_child(OMP_NUM_THREADS=str(threads))
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    child = Child(f"arb {' '.join(arguments)}", log, process)
+    ended = child.wait()
+    if ended.code:
+        raise ArbError(f"{child.title} ended with {ended.code}", child.log_tail())
+    return ended
+
+
 @define(eq=False)
 class AnsweringChild(Child):
     """A process that runs :func:`answer` on a request: ``python -m MODULE REQUEST``.

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +19,8 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.config.options import option, positive
-from arb_ternary.environment import for_child
-from arb_ternary.errors import ArbError, UsageProblem
-from arb_ternary_bench.child import Child
+from arb_ternary.errors import UsageProblem
+from arb_ternary_bench.child import run_arb
 from arb_ternary_bench.generation.shapes import SHAPES, GenerationShape
 from arb_ternary_bench.machine import bench_facts, describe, load_average
 from arb_ternary_bench.study import Session, Study
@@ -176,7 +173,7 @@ def run(options: LargeOptions, session: Session) -> dict[str, Any]:
     command += ["--steps", str(options.steps)]
     started = time.monotonic()
     facts = {**bench_facts([]), "threads": options.threads}
-    peak = _measured(command, options.threads, folder / "finetune.log")
+    peak = run_arb(command, options.threads, folder / "finetune.log").peak_bytes
     seconds = time.monotonic() - started
     report = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
     return {
@@ -194,18 +191,6 @@ def run(options: LargeOptions, session: Session) -> dict[str, Any]:
             file.stat().st_size for file in (out / "hf").rglob("*") if file.is_file()
         ),
     }
-
-
-def _measured(arguments: list[str], threads: int, log: Path) -> int:
-    """Run ``arb`` and return the largest resident memory of its process, in bytes."""
-    command = [sys.executable, "-m", "arb_ternary", *arguments]
-    environment = for_child(OMP_NUM_THREADS=str(threads))
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    ended = Child(f"arb {' '.join(arguments)}", log, process).wait()
-    if ended.code:
-        raise ArbError(f"arb {' '.join(arguments)} ended with {ended.code}", f"see {log}")
-    return ended.peak_bytes
 
 
 def notes(result: Record) -> list[str]:
