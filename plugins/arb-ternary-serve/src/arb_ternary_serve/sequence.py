@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -21,6 +21,10 @@ from arb_ternary_text.models.generate import (
 
 #: Why a sequence ended: one of its stop ids was drawn, or it has as many tokens as were asked for.
 Finish = Literal["stop", "length"]
+
+
+def _as_set(ids: Iterable[int]) -> frozenset[int]:
+    return frozenset(ids)
 
 
 @frozen
@@ -49,7 +53,7 @@ class Options:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: frozenset[int] = field(default=frozenset(), converter=frozenset)
+    stop: frozenset[int] = field(default=frozenset(), converter=_as_set)
     logprobs: int | None = None
     prompt_logprobs: bool = False
     prompt_logprobs_from: int = 1
