@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, Final
 
 from attrs import frozen
@@ -22,6 +21,7 @@ from arb_ternary_serve.gate import Exchange, Gate, GateRules
 from arb_ternary_serve.generation import Generation, read_prompts
 from arb_ternary_serve.metrics import Metrics
 from arb_ternary_serve.openapi import description
+from arb_ternary_serve.page import page_routes
 from arb_ternary_serve.problems import RequestProblem, problem_response
 from arb_ternary_serve.protocol import Kind, Request, parse_request
 from arb_ternary_serve.streaming import EventStream, before_disconnect
@@ -71,7 +71,7 @@ class Api:
         self._limits = limits
         self._created = int(time.time())
         self._metrics = Metrics(workers)
-        page = _page_routes()
+        page = page_routes()
         routes = [
             *(Route(path, self._answer, methods=["POST"]) for path in _ENDPOINTS),
             Route("/v1/models", self._list_models),
@@ -220,14 +220,6 @@ class Api:
 
     async def _describe(self, _: HttpRequest) -> Response:
         return JSONResponse(description())
-
-
-def _page_routes() -> list[Route]:
-    if find_spec("arb_ternary_serve.page") is None:
-        return []
-    from arb_ternary_serve.page import page_routes
-
-    return page_routes()
 
 
 async def _show_problem(_: HttpRequest, problem: RequestProblem) -> Response:

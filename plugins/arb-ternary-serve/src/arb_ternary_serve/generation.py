@@ -134,8 +134,10 @@ class Generation:
 
     def _echo(self, index: int, logprobs: Sequence[TokenLogprobs] | None) -> Part:
         prompt = self._prompts[index]
+        if logprobs is None:
+            return Part(prompt.text, (), None)
         tokens = prompt_tokens(self._worker.model.tokenizer, prompt.ids, logprobs)
-        return Part(prompt.text, tokens if logprobs is not None else (), None)
+        return Part(prompt.text, tokens, None)
 
     def _options(self, index: int, prompt: Prompt, max_tokens: int) -> Options:
         request = self._request

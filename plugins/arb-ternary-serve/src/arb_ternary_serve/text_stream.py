@@ -92,13 +92,13 @@ class AnswerText:
 
 
 def prompt_tokens(
-    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs] | None
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> tuple[Token, ...]:
     """Return the tokens of a prompt; the first one has no probability."""
     stream = TextStream(tokenizer, ())
     tokens = []
     offset = 0
-    known: list[TokenLogprobs | None] = [None, *(logprobs or ())]
+    known: list[TokenLogprobs | None] = [None, *logprobs]
     for token, each in zip(prompt, known, strict=True):
         tokens.append(Token(token, offset, each))
         offset += len(stream.push(token))
