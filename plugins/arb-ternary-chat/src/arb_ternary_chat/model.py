@@ -43,6 +43,7 @@ class Model:
         backend: name of the kernel backend that the module was loaded for.
         source: where it came from, as the user wrote it.
         notes: what could not be mapped when it was read, one sentence each.
+        step: the training step of a run's checkpoint; None for files of other programs.
     """
 
     module: nn.Module
@@ -52,6 +53,7 @@ class Model:
     backend: str
     source: str
     notes: tuple[str, ...] = ()
+    step: int | None = None
 
     @property
     def special(self) -> SpecialTokens:
@@ -218,6 +220,7 @@ def load_model(
         backend=opened.backend,
         source=found.shown,
         notes=found.notes,
+        step=None if opened.run is None else opened.run.checkpoint.step,
     )
 
 
