@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[1]
 #: here, where a reviewer sees it.
 BUDGETS = {
     "core": 59.8,
-    "arb-ternary-train": 60,
+    "arb-ternary-train": 60.4,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 53.8,
     "arb-ternary-chat": 8.5,
-    "arb-ternary-evals": 2.5,
+    "arb-ternary-evals": 3.4,
     "arb-ternary-manifests": 15.8,
     "arb-ternary-text": 59.8,
     "arb-ternary-trainers": 14,

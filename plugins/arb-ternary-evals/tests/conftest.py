@@ -28,8 +28,8 @@ TEXTS = ["the cat sat on the mat and the dog in the fog, or on a log, twice", "a
 CONFIG = """
 name: tiny
 data: {{name: text, path: {text}, tokenizer: {tokenizer}, validation_fraction: 0.2}}
-model: {{name: decoder, architecture: qwen3, activations: float, width: 32, layers: 2, heads: 2,
-  feed_forward: 64, max_length: {context}{model}}}
+model: {{name: decoder, architecture: qwen3, activations: {activations}, width: 32, layers: 2,
+  heads: 2, feed_forward: 64, max_length: {context}{model}}}
 optimizer: {{name: scaled_votes, lr: 0.2}}
 phases:
   - {{name: standard, steps: 8, batch_size: 4, block_size: 16, warmup_steps: 0, eval_every: 0}}
@@ -51,14 +51,21 @@ def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """Train for some steps; returns the run directory."""
 
-    def make(special: SpecialTokens, context: int = CONTEXT, model: str = "") -> Path:
-        (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 60)
+    def make(
+        special: SpecialTokens,
+        context: int = CONTEXT,
+        model: str = "",
+        activations: str = "float",
+        tokenizer: str | None = None,
+    ) -> Path:
+        (tmp_path / "text.txt").write_text("\n".join([*TEXTS, "the cat sat on the mat. " * 60]))
         (tmp_path / "tokenizer.json").write_text(json.dumps(byte_tokenizer(special).to_json()))
         text = CONFIG.format(
             text=tmp_path / "text.txt",
-            tokenizer=tmp_path / "tokenizer.json",
+            tokenizer=tokenizer or tmp_path / "tokenizer.json",
             context=context,
             model=model,
+            activations=activations,
         )
         (tmp_path / "config.yaml").write_text(text)
         config = load_config(tmp_path / "config.yaml").config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +37,58 @@ from arb_ternary_train.openmp import wait_passively
     type=click.IntRange(min=1),
     help="With --tasks: number of samples of each task, from its beginning; default: all.",
 )
+@click.option(
+    "--num-fewshot",
+    type=click.IntRange(min=0),
+    help="With --tasks: examples before each question; default: what each task says.",
+)
+@click.option(
+    "--apply-chat-template",
+    is_flag=True,
+    default=None,
+    help="With --tasks: ask in conversations, as the model's chat template writes them.",
+)
+@click.option(
+    "--fewshot-as-multiturn/--fewshot-in-question",
+    default=None,
+    help="With --apply-chat-template: whether examples are turns of their own (the default).",
+)
+@click.option(
+    "--system-instruction",
+    metavar="TEXT",
+    help="With --tasks: stands before everything; a system message in conversations.",
+)
 @load_options
 @as_json
 def evaluate(
     source: str,
     batches: int | None,
     tasks: str | None,
-    include: Path | None,
-    limit: int | None,
     backend: str | None,
     device: str | None,
     as_json: bool,
+    **about_tasks: Any,
 ) -> None:
     """Evaluate SOURCE, a run directory or a checkpoint: held-out loss, baselines, audit.
 
     With --tasks, SOURCE may also be a model that another program has written.
     """
     wait_passively()
+    given = {name: value for name, value in about_tasks.items() if value is not None}
     if tasks is not None:
         if batches is not None:
             raise UsageProblem("--batches: counts batches of held-out data", "Give --limit N.")
         asked = [name.strip() for name in tasks.split(",") if name.strip()]
-        options = {"include": include, "limit": limit, "backend": backend, "device": device}
+        if "fewshot_as_multiturn" in given and "apply_chat_template" not in given:
+            raise UsageProblem(
+                "--fewshot-as-multiturn: is about conversations", "Add --apply-chat-template."
+            )
+        options = {**given, "backend": backend, "device": device}
         _evaluate_tasks(source, asked, options, as_json=as_json)
         return
-    for name, value in (("--include", include), ("--limit", limit)):
-        if value is not None:
-            raise UsageProblem(f"{name}: is about tasks, and none is named", "Add --tasks NAME.")
+    for name in given:
+        option = f"--{name.replace('_', '-')}"
+        raise UsageProblem(f"{option}: is about tasks, and none is named", "Add --tasks NAME.")
     from arb_ternary_train.audit import audit
     from arb_ternary_train.model_source import find_run
     from arb_ternary_train.restore import load_run, measure
@@ -117,6 +142,7 @@ def _evaluate_tasks(
     from arb_ternary.plugins.discovery import install_command
     from arb_ternary_train.directory import write_json
     from arb_ternary_train.model_source import find_run
+    from arb_ternary_train.task_results import read_task_results, task_records
 
     try:
         evaluate_tasks = arb_ternary.evaluate_tasks
@@ -129,28 +155,22 @@ def _evaluate_tasks(
     # Read before the evaluation, so that a damaged file is found before it takes its time.
     kept = {} if directory is None else directory.task_results()
     found = evaluate_tasks(source, tasks, **options)
+    records = task_records(found)
     if as_json:
         print_json(found)
     else:
-        print_table(("task", "samples", "metric", "", "±"), [*_rows(found)])
+        rows = []
+        for result in read_task_results(records, source):
+            for metric in result.metrics:
+                stderr = "" if metric.stderr is None else f"{metric.stderr:.4f}"
+                about = (result.task, _shown(result.samples), _shown(result.num_fewshot))
+                rows.append((*about, metric.title, f"{metric.value:.4f}", stderr))
+        print_table(("task", "samples", "examples", "metric", "", "±"), rows)
         print_notes(found["notes"])
     if directory is not None:
-        about = {key: value for key, value in found.items() if key not in ("tasks", "samples")}
-        for name, metrics in found["tasks"].items():
-            kept[name] = {**about, "samples": found["samples"].get(name), "metrics": metrics}
-        write_json(directory.tasks_file, kept)
+        write_json(directory.tasks_file, {**kept, **records})
         click.echo(f"{directory.tasks_file}: has these results", err=True)
 
 
-def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield a row per metric of each task."""
-    for task, metrics in found["tasks"].items():
-        samples = found["samples"].get(task, "")
-        for key, value in metrics.items():
-            name, _, chosen = key.partition(",")
-            if name.endswith("_stderr"):
-                continue
-            error = metrics.get(f"{name}_stderr,{chosen}")
-            title = name if chosen in ("", "none") else f"{name} ({chosen})"
-            shown = "" if error is None else f"{error:.4f}"
-            yield task, str(samples), title.replace("_", " "), f"{value:.4f}", shown
+def _shown(count: int | None) -> str:
+    return "" if count is None else str(count)
