@@ -21,8 +21,6 @@ from arb_ternary_serve.page import page_routes
 
 #: Chromium looks for updates and hints of its maker unless it is told not to.
 FLAGS = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-#: Lines and letters are cut where the network would cut them only rarely.
-CUT = 7
 
 
 @define
@@ -32,6 +30,8 @@ class StandIn:
     Attributes:
         models: what ``/v1/models`` lists.
         pieces: the answer; the next one waits until `go` is set.
+        cut: number of bytes that are sent together; lines and letters are cut.
+        pause: seconds between them.
         finish_reason: why the answer ends; None = the connection ends without a reason.
         refusal: status, headers and error of the next answers instead.
         key: the key that requests have to bring.
@@ -41,6 +41,8 @@ class StandIn:
 
     models: list[dict[str, Any]] = Factory(lambda: [{"id": "tiny", "object": "model"}])
     pieces: list[str] = Factory(lambda: ["Hello", " there", "."])
+    cut: int = 7
+    pause: float = 0.0
     finish_reason: str | None = "stop"
     refusal: tuple[int, dict[str, str], dict[str, Any]] | None = None
     key: str | None = None
@@ -98,9 +100,9 @@ class StandIn:
 
     async def event(self, content: dict[str, Any]) -> AsyncIterator[bytes]:
         data = f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
-        for start in range(0, len(data), CUT):
-            yield data[start : start + CUT]
-            await asyncio.sleep(0)
+        for start in range(0, len(data), self.cut):
+            yield data[start : start + self.cut]
+            await asyncio.sleep(self.pause)
 
 
 @pytest.fixture
@@ -128,7 +130,9 @@ def server() -> Iterator[StandIn]:
     thread.join()
 
 
-@pytest.fixture(scope="session")
+# Not for the session: Playwright keeps a loop running in the thread, so that tests of other modules
+# could run none.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     names = ("chromium", "chromium-browser", "google-chrome")
     program = next(filter(None, map(shutil.which, names)), None)

@@ -5,6 +5,7 @@ A request that is refused makes Chromium itself write a line: those tests take i
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ def forget_refusal(seen: dict[str, list[str]], status: int) -> None:
 
 def test_text_appears_as_it_comes(page: Any, server: Any) -> None:
     server.go.clear()
+    server.cut = 1
+    server.pause = 0.002
     server.pieces = ["Grüße, 日本", " and the rest"]
     ask(page, "hello")
     expect(answers(page)).to_have_text("Grüße, 日本")
@@ -115,16 +118,20 @@ def test_regenerate_replaces_the_last_answer(page: Any, server: Any) -> None:
     assert server.requests[0] == server.requests[1]
 
 
-def test_new_conversation_ends_an_answer(page: Any, server: Any) -> None:
+@pytest.mark.parametrize("begun", ["", "Hello"])
+def test_new_conversation_ends_an_answer(page: Any, server: Any, begun: str) -> None:
     server.go.clear()
+    server.pieces[0] = begun
     ask(page, "hello")
-    expect(answers(page)).to_have_text("Hello")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(answers(page)).to_have_text(begun)
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator(".message")).to_have_count(0)
     assert server.cancelled.wait(10)
+    expect(page.get_by_label("Message", exact=True)).to_have_value("")
     server.go.set()
     ask(page, "again")
-    expect(answers(page)).to_have_text("Hello there.")
+    expect(answers(page)).to_have_text(f"{begun} there.")
     assert len(server.requests[1][1]["messages"]) == 1
 
 
@@ -149,6 +156,10 @@ def test_a_reload_before_the_answer_gives_the_question_back(page: Any, server: A
     server.pieces = ["", "late"]
     ask(page, "hello")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    # What would be left if the tab crashed now.
+    (kept,) = page.evaluate("Object.values(sessionStorage)")
+    assert json.loads(kept)["messages"] == []
+    assert json.loads(kept)["draft"] == "hello"
     page.reload()
     expect(page.get_by_label("Message", exact=True)).to_have_value("hello")
     expect(page.locator(".message")).to_have_count(0)
@@ -167,8 +178,12 @@ def test_html_of_a_model_stays_text(page: Any, server: Any, text: str) -> None:
 
 
 def test_fences_hold_code(page: Any, server: Any) -> None:
-    server.pieces = list(CODE)
+    server.go.clear()
+    cut = CODE.index("python") - 1
+    server.pieces = [CODE[:cut], CODE[cut:]]
     ask(page, "code?")
+    expect(answers(page)).to_contain_text("``")
+    server.go.set()
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     expect(answers(page).locator("p")).to_have_text(["Try this:", "Done."])
     assert answers(page).locator("p").last.inner_text() == "Done."
