@@ -91,12 +91,12 @@ class Generation:
             Ticket(index, prompt.ids, self._options(index, prompt, max_tokens), self._events)
             for index, prompt in enumerate(self._prompts)
         ]
+        worker.submit(self._tickets)
         tokenizer = worker.model.tokenizer
         self.answers = [
             AnswerText(tokenizer, prompt.ids, request.stop, len(prompt.text) if request.echo else 0)
             for prompt in self._prompts
         ]
-        worker.submit(self._tickets)
 
     @property
     def drawn(self) -> int:

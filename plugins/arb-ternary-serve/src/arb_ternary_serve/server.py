@@ -107,9 +107,9 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer requests until the server is asked to stop."""
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         for worker in self._workers:
-            worker.start(loop)
+            worker.start(self._loop)
         try:
             await super().serve(sockets)
         finally:
@@ -123,14 +123,13 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self.stop, number)
+            self._loop.add_signal_handler(number, self.stop, number)
         try:
             yield
         finally:
             for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+                self._loop.remove_signal_handler(number)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End running answers and turn new ones away; if called again, stop at once."""
@@ -201,11 +200,11 @@ def port_owner(port: int) -> str | None:
                 listens = fields[3] == "0A"
                 if listens and int(fields[1].rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{fields[9]}]")
-    for process in Path("/proc").glob("[0-9]*"):
-        # Processes of others cannot be read, and any may end meanwhile.
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        # Files of others cannot be read, and any may be closed meanwhile.
         with contextlib.suppress(OSError):
-            links = {str(each.readlink()) for each in (process / "fd").iterdir()}
-            if links & inodes:
+            if str(link.readlink()) in inodes:
+                process = link.parents[1]
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
                 return f"{process.name} ({command.decode(errors='replace').strip()[:200]})"
     return None
