@@ -26,7 +26,7 @@ BUDGETS = {
     "core": 59.8,
     "arb-ternary-train": 60.4,
     "arb-ternary-distributed": 24,
-    "arb-ternary-interchange": 53.8,
+    "arb-ternary-interchange": 54.3,
     "arb-ternary-chat": 8.5,
     "arb-ternary-evals": 3.4,
     "arb-ternary-manifests": 15.8,
@@ -50,7 +50,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 646
+TOTAL = 648
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}

@@ -325,6 +325,21 @@ def test_the_command_explains_what_is_wrong(
     assert not (run / "tasks.json").exists()
 
 
+def test_results_are_in_the_card_and_in_the_report(
+    run: Path, task_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refreshed: list[Path] = []
+    monkeypatch.setattr(arb_ternary, "refresh_report", refreshed.append, raising=False)
+    command = ["eval", str(run), "--include", str(task_files), "--tasks", "choice"]
+    assert main([*command, "--limit", "2", "--num-fewshot", "1"]) == 0
+    assert refreshed == [run]
+    card = (exported(run, tmp_path / "exported") / "README.md").read_text()
+    assert '"dataset": {"type": "choice", "name": "choice", "args": {"num_few_shot": 1' in card
+    assert "| choice | 2 | 1 | acc |" in card
+    kept = json.loads((run / "tasks.json").read_text())
+    assert kept["choice"]["step"] == 8
+
+
 def test_a_folder_without_task_files_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageProblem, match="there is no task file in this folder"):

@@ -88,9 +88,11 @@ def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> di
     attachments = directory.attachments()
     if not isinstance(attachments.get("tokenizer", {}), dict):
         raise ArbError(f"{directory.attachment_file('tokenizer')}: not a JSON object")
+    tasks = directory.task_results()
     return {
         "name": config.name,
         "step": step,
+        **({"tasks": tasks} if tasks else {}),
         "model": to_plain(config.model, given=False),
         "vocabulary_size": record["vocabulary_size"],
         **attachments,

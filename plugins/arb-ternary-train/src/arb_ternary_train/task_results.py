@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
 from arb_ternary.errors import ArbError
+
+#: Columns of a table of results.
+COLUMNS: Final = ("task", "samples", "examples", "metric", "value", "±")
 
 
 @frozen
@@ -57,6 +60,18 @@ class TaskResult:
     chat: bool
     step: int | None
     lm_eval: str
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield a row per metric for readers: see ``COLUMNS``."""
+        for metric in self.metrics:
+            yield (
+                self.task,
+                "" if self.samples is None else str(self.samples),
+                "" if self.num_fewshot is None else str(self.num_fewshot),
+                metric.title,
+                f"{metric.value:.4f}",
+                "" if metric.stderr is None else f"{metric.stderr:.4f}",
+            )
 
     @classmethod
     def from_json(cls, task: str, record: Mapping[str, Any]) -> TaskResult:

@@ -91,6 +91,32 @@ def test_refresh_rewrites_an_existing_report_only(first: Path) -> None:
     assert "2 steps" in (first / "report" / "report.html").read_text()
 
 
+def test_results_of_tasks_are_a_table(first: Path) -> None:
+    assert gather(first).table("tasks") is None
+    record = {
+        "step": 2,
+        "lm_eval": "0.4.13",
+        "limit": None,
+        "apply_chat_template": False,
+        "samples": 20,
+        "num_fewshot": 5,
+        "metrics": {"acc,none": 0.25, "acc_stderr,none": 0.1, "nats_per_token": 1.5},
+    }
+    (first / "tasks.json").write_text(json.dumps({"quiz": record}))
+    table = gather(first).table("tasks")
+    assert table is not None
+    shared = {"task": "quiz", "samples": 20, "examples": 5, "step": 2}
+    assert table.to_json() == [
+        {**shared, "metric": "acc", "value": 0.25, "stderr": 0.1},
+        {**shared, "metric": "nats per token", "value": 1.5, "stderr": None},
+    ]
+    Store(first / "report" / "measurements", {"step": 2})
+    refresh_report(first)
+    page = (first / "report" / "report.html").read_text()
+    assert "<h2>Tasks</h2>" in page
+    assert "<td>0.25</td><td>0.1</td>" in page
+
+
 @pytest.mark.parametrize(
     "file", ["report/measurements/plan.json", "verify/compare.json", "stages/projection.json"]
 )

@@ -26,6 +26,7 @@ from arb_ternary_text.data.special_tokens import NO_SPECIAL_TOKENS
 from arb_ternary_text.data.tokenizers import from_json, special_tokens
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.durable import flush
+from arb_ternary_train.task_results import TaskResult, read_task_results
 
 
 class HfExporter:
@@ -105,8 +106,20 @@ class HfExporter:
         _write_json(folder / "config.json", config)
         _write_json(folder / "generation_config.json", {**ids, "do_sample": True})
         name = str(metadata.get("name", "model"))
-        card = model_card(name, config["architectures"][0], layout, dtype, special)
+        results = _results(metadata)
+        card = model_card(name, config["architectures"][0], layout, dtype, special, results)
         (folder / "README.md").write_text(card, encoding="utf-8")
+
+    def unmapped(self, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+        """Name the tasks whose results are those of another step."""
+        kept = {result.task for result in _results(metadata)}
+        lost = [task for task in metadata.get("tasks", {}) if task not in kept]
+        if not lost:
+            return ()
+        return (
+            f"the card lacks results of {', '.join(lost)}, which the run had at another step than "
+            f"{metadata['step']}",
+        )
 
     def _float_modules(self, model: Decoder) -> list[str]:
         """Return the linears that transformers leaves as they are: the head, or none."""
@@ -122,6 +135,12 @@ def build(config: HfExportConfig) -> HfExporter:
 
 def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
+
+
+def _results(metadata: Mapping[str, Any]) -> list[TaskResult]:
+    """Return the results of tasks at the step that is exported."""
+    found = read_task_results(metadata.get("tasks", {}), "tasks.json")
+    return [result for result in found if result.step == metadata["step"]]
 
 
 def _has_ternary_linears(model: Decoder) -> bool:

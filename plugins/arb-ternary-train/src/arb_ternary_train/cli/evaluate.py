@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ def _evaluate_tasks(
 ) -> None:
     """Evaluate on tasks, print the results, and keep them if ``source`` is a run.
 
-    The run's file ``tasks.json`` has the newest result of each task.
+    The run's file ``tasks.json`` has the newest result of each task, and its report, if it has one,
+    a table of them.
 
     Raises:
         EnvironmentProblem: the package that evaluates tasks is not installed.
@@ -142,7 +144,7 @@ def _evaluate_tasks(
     from arb_ternary.plugins.discovery import install_command
     from arb_ternary_train.directory import write_json
     from arb_ternary_train.model_source import find_run
-    from arb_ternary_train.task_results import read_task_results, task_records
+    from arb_ternary_train.task_results import COLUMNS, read_task_results, task_records
 
     try:
         evaluate_tasks = arb_ternary.evaluate_tasks
@@ -159,18 +161,11 @@ def _evaluate_tasks(
     if as_json:
         print_json(found)
     else:
-        rows = []
-        for result in read_task_results(records, source):
-            for metric in result.metrics:
-                stderr = "" if metric.stderr is None else f"{metric.stderr:.4f}"
-                about = (result.task, _shown(result.samples), _shown(result.num_fewshot))
-                rows.append((*about, metric.title, f"{metric.value:.4f}", stderr))
-        print_table(("task", "samples", "examples", "metric", "", "±"), rows)
+        results = read_task_results(records, source)
+        print_table(COLUMNS, [row for result in results for row in result.rows()])
         print_notes(found["notes"])
     if directory is not None:
         write_json(directory.tasks_file, {**kept, **records})
         click.echo(f"{directory.tasks_file}: has these results", err=True)
-
-
-def _shown(count: int | None) -> str:
-    return "" if count is None else str(count)
+        with suppress(ImportError):  # nobody has written a report without that package
+            arb_ternary.refresh_report(directory.path)

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.task_results import read_task_results
 from arb_ternary_upcycle.report.tables import Column, Table
 from arb_ternary_upcycle.stages import lineage
 from arb_ternary_upcycle.store import read_json, stored_plan
@@ -72,6 +73,15 @@ _PROJECTION: Final = (
     Column("calibration", "error, calibration"),
     Column("rounding", "error of rounding alone"),
     Column("zeros", "trits of 0", "share"),
+)
+_TASKS: Final = (
+    Column("task", "task", "text"),
+    Column("samples", "samples", "count"),
+    Column("examples", "examples", "count"),
+    Column("metric", "metric", "text"),
+    Column("value", "value"),
+    Column("stderr", "standard error"),
+    Column("step", "after steps", "count"),
 )
 _BLOCKS: Final = (
     Column("block", "block", "count"),
@@ -166,6 +176,14 @@ def gather(run: Path) -> Contents:
             "Each number with its limit. A number at its limit passes.",
             _CHECKS,
             _checks(run),
+        ),
+        Table(
+            "tasks",
+            "Tasks",
+            "The student's newest results of arb eval --tasks, by lm-evaluation-harness. Examples: "
+            "questions with answers before each question.",
+            _TASKS,
+            _tasks(directory),
         ),
         Table(
             "latency",
@@ -289,6 +307,23 @@ def _checks(run: Path) -> list[dict[str, Any]]:
             relation = "at most" if judged["at_most"] else "at least"
             shared = {"label": report["label"], "fails_run": report["fails_run"]}
             rows.append({**judged, **shared, "relation": relation})
+    return rows
+
+
+def _tasks(directory: RunDirectory) -> list[dict[str, Any]]:
+    rows = []
+    for result in read_task_results(directory.task_results(), str(directory.tasks_file)):
+        for metric in result.metrics:
+            row = {
+                "task": result.task,
+                "samples": result.samples,
+                "examples": result.num_fewshot,
+                "metric": metric.title,
+                "value": metric.value,
+                "stderr": metric.stderr,
+                "step": result.step,
+            }
+            rows.append(row)
     return rows
 
 
