@@ -32,7 +32,7 @@ CONFIG = """
 name: tiny
 data: {{name: text, path: {text}, tokenizer: {tokenizer}, validation_fraction: 0.2}}
 model: {{name: decoder, architecture: qwen3, activations: float, width: 32, layers: 2, heads: 2,
-  feed_forward: 64, max_length: 512}}
+  feed_forward: 64, max_length: 4400}}
 optimizer: {{name: scaled_votes, lr: 0.2}}
 phases:
   - {{name: standard, steps: 8, batch_size: 4, block_size: 16, warmup_steps: 0, eval_every: 0}}
@@ -71,7 +71,7 @@ class Serving:
     origin: str
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def serve() -> Iterator[Callable[..., Serving]]:
     """Start ``arb serve`` with arguments on a free port; the fixture ends it."""
     started: list[subprocess.Popen[str]] = []
