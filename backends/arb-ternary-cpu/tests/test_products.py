@@ -250,6 +250,22 @@ def test_exponents_that_spread_too_far_are_an_error(
         )
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("value", [-128, 127])
+@pytest.mark.parametrize("trit", [-1, 1])
+def test_sums_of_the_largest_products_are_exact(
+    backend: KernelBackend, rows: int, value: int, trit: int
+) -> None:
+    columns = 4096
+    shape = WeightShape(16, columns, columns)
+    packed = backend.kernels["pack"](torch.full((16, columns), trit, dtype=torch.int8))
+    x = torch.full((rows, columns), value, dtype=torch.int8)
+    y = backend.kernels["linear"](
+        x, torch.ones(rows), packed, numbers(0, 0, 0, 16, 1), None, shape, torch.float32
+    )
+    assert torch.equal(y, torch.full((rows, 16), float(columns * value * trit)))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 20])
 def test_sums_beyond_32_bits_are_exact(backend: KernelBackend, rows: int) -> None:
     columns = 1 << 18

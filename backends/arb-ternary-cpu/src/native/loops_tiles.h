@@ -232,6 +232,67 @@ inline V plane_sum(V sum) {
 constexpr int64_t kRun = 64;
 constexpr int64_t kPrefetchBytes = 16384;
 
+#if defined(ARB_PAIR_SUMS)
+// Blocks whose pairs of products fit in 16 bits: eight of 2 * 2 * 8 * 128.
+constexpr int64_t kPairBlocks = 8;
+
+// Sums of `blocks` blocks, one row. Two planes are moved down to the places of the others, so that products fit in 16
+// bits and are widened once per kPairBlocks.
+inline V few_pairs(const uint8_t*& block, const uint8_t*& panel, int64_t blocks) {
+  V ones = zero(), fours = zero();
+  const uint8_t* const end = block + blocks * kBlockBytes;
+  // There is at least one; the compiler copies the sums in every turn of a loop that may have none.
+  do {
+    const V codes = load(block);
+    const V moved = shift_right<4>(codes);
+    prefetch_far(block + kPrefetchBytes);
+    block += kBlockBytes;
+    add_pairs(ones, plane<0>(codes), splat(load_dword(panel)));
+    add_pairs(fours, plane<1>(codes), splat(load_dword(panel + 4)));
+    add_pairs(ones, plane<0>(moved), splat(load_dword(panel + 8)));
+    add_pairs(fours, plane<1>(moved), splat(load_dword(panel + 12)));
+    panel += 4 * kStepsPerBlock;
+  } while (block != end);
+  return widen_pairs(add_quarters(ones, fours));
+}
+#endif
+
+template <int R>
+inline void few_sums(const uint8_t*& block, const uint8_t*& panel, int64_t blocks, V collected[R]) {
+#if defined(ARB_PAIR_SUMS)
+  static_assert(R == 1);
+  collected[0] = zero();
+  while (blocks > 0) {
+    const int64_t some = smaller(kPairBlocks, blocks);
+    collected[0] = add(collected[0], few_pairs(block, panel, some));
+    blocks -= some;
+  }
+#else
+  V sums[R][4];
+  unroll<R>(ARB_UNROLLED(r) { unroll<4>(ARB_UNROLLED(p) { sums[r.value][p.value] = zero(); }); });
+  const uint8_t* const end = block + blocks * kBlockBytes;
+  // There is at least one; the compiler copies the sums in every turn of a loop that may have none.
+  do {
+    const V codes = load(block);
+    prefetch_far(block + kPrefetchBytes);
+    block += kBlockBytes;
+    unroll<4>(ARB_UNROLLED(p) {
+      const V in_place = plane<p.value>(codes);
+      unroll<R>(ARB_UNROLLED(r) {
+        V& sum = sums[r.value][p.value];
+        sum = dot_codes(sum, in_place, splat(load_dword(panel + 4 * (p.value * R + r.value))));
+      });
+    });
+    panel += 4 * R * kStepsPerBlock;
+  } while (block != end);
+  unroll<R>(ARB_UNROLLED(r) {
+    const V low = add(plane_sum<0>(sums[r.value][0]), plane_sum<1>(sums[r.value][1]));
+    const V high = add(plane_sum<2>(sums[r.value][2]), plane_sum<3>(sums[r.value][3]));
+    collected[r.value] = add(low, high);
+  });
+#endif
+}
+
 template <int R>
 inline void few_int8_of(const DecodeSource& from, const uint8_t* panel, const int32_t* group_sums, int32_t* acc) {
   V total[R];
@@ -243,29 +304,12 @@ inline void few_int8_of(const DecodeSource& from, const uint8_t* panel, const in
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t stop = smaller(from.count, (group + 1) * from.blocks_per_group);
     const V shift = sub(block_exponents(from.exponents[0], group), floors);
-    // Both loops run at least once; the compiler copies the sums in every turn of one that may not.
     do {
-      V sums[R][4];
-      unroll<R>(ARB_UNROLLED(r) { unroll<4>(ARB_UNROLLED(p) { sums[r.value][p.value] = zero(); }); });
-      const int64_t end = smaller(stop, i + kRun);
-      do {
-        const V codes = load(block);
-        prefetch_far(block + kPrefetchBytes);
-        block += kBlockBytes;
-        unroll<4>(ARB_UNROLLED(p) {
-          const V in_place = plane<p.value>(codes);
-          unroll<R>(ARB_UNROLLED(r) {
-            V& sum = sums[r.value][p.value];
-            sum = dot_codes(sum, in_place, splat(load_dword(panel + 4 * (p.value * R + r.value))));
-          });
-        });
-        panel += 4 * R * kStepsPerBlock;
-      } while (++i < end);
-      unroll<R>(ARB_UNROLLED(r) {
-        const V low = add(plane_sum<0>(sums[r.value][0]), plane_sum<1>(sums[r.value][1]));
-        const V high = add(plane_sum<2>(sums[r.value][2]), plane_sum<3>(sums[r.value][3]));
-        total[r.value] = add(total[r.value], shift_left(add(low, high), shift));
-      });
+      const int64_t some = smaller(kRun, stop - i);
+      V sums[R];
+      few_sums<R>(block, panel, some, sums);
+      unroll<R>(ARB_UNROLLED(r) { total[r.value] = add(total[r.value], shift_left(sums[r.value], shift)); });
+      i += some;
     } while (i < stop);
     // Codes are trits plus one.
     unroll<R>(ARB_UNROLLED(r) {

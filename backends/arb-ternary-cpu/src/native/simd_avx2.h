@@ -117,6 +117,10 @@ inline V widen_pairs(V sums) {
   const __m256i ones = _mm256_set1_epi16(1);
   return {_mm256_madd_epi16(sums.a, ones), _mm256_madd_epi16(sums.b, ones)};
 }
+// Sums of which the second are four times too large.
+inline V add_quarters(V ones, V fours) {
+  return {_mm256_add_epi16(ones.a, _mm256_srai_epi16(fours.a, 2)), _mm256_add_epi16(ones.b, _mm256_srai_epi16(fours.b, 2))};
+}
 #endif
 inline V lookup(V table, V index) {
   return {_mm256_shuffle_epi8(table.a, index.a), _mm256_shuffle_epi8(table.b, index.b)};
