@@ -101,7 +101,7 @@ class Api:
         request = await asyncio.to_thread(parse_request, kind, content)
         worker = self._find(request.model)
         exchange.model = worker.name
-        prompts = await asyncio.to_thread(read_prompts, request, worker)
+        prompts = await read_prompts(request, worker)
         generation = Generation(request, prompts, worker, self._limits.max_tokens)
         exchange.prompt_tokens = generation.prompt_length
         form = make_form(request, worker.name, worker.token_names)

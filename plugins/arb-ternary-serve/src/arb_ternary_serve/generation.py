@@ -13,6 +13,7 @@ from arb_ternary_serve.protocol import COMPLETION_TOKENS, Request
 from arb_ternary_serve.sequence import Event, Options, TokenLogprobs
 from arb_ternary_serve.text_stream import AnswerText, Part, prompt_tokens
 from arb_ternary_serve.worker import ModelWorker, Ticket
+from arb_ternary_text.chat.answers import encode_rendered
 
 
 @frozen
@@ -28,33 +29,39 @@ class Prompt:
     text: str
 
 
-def read_prompts(request: Request, worker: ModelWorker) -> list[Prompt]:
-    """Return the prompts of a request. It may take a while, so a thread of its own calls it.
+async def read_prompts(request: Request, worker: ModelWorker) -> list[Prompt]:
+    """Return the prompts of a request. Long texts are encoded beside the event loop.
 
     Raises:
         RequestProblem: a text cannot be encoded, or the model has no turns.
     """
-    model = worker.model
-    if request.kind == "chat" and model.special.chat_template is None:
-        raise RequestProblem(
-            f"{worker.name}: the model has no chat template, so it knows no turns. Use "
-            f"/v1/completions, which continue a text.",
-            param="model",
-        )
+    tokenizer = worker.model.tokenizer
     try:
-        if request.kind == "chat":
-            return [Prompt(model.encode(request.messages), "")]
-        return [_read_prompt(each, request.echo, worker) for each in request.prompts]
+        if request.kind == "completion":
+            return await asyncio.to_thread(_read_texts, request, worker)
+        if worker.model.special.chat_template is None:
+            raise RequestProblem(
+                f"{worker.name}: the model has no chat template, so it knows no turns. Use "
+                f"/v1/completions, which continue a text.",
+                param="model",
+            )
+        rendered = await worker.templates.render(request.messages)
+        ids, _ = await asyncio.to_thread(encode_rendered, tokenizer, rendered)
+        return [Prompt(ids, "")]
     except ArbError as error:
         raise RequestProblem.from_error(error) from error
 
 
-def _read_prompt(prompt: str | tuple[int, ...], echo: bool, worker: ModelWorker) -> Prompt:
+def _read_texts(request: Request, worker: ModelWorker) -> list[Prompt]:
     model = worker.model
-    if isinstance(prompt, str):
-        return Prompt(model.encode(prompt), prompt)
-    text = model.tokenizer.decode(list(prompt)) if echo else ""
-    return Prompt(prompt, text)
+    prompts = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            prompts.append(Prompt(model.encode(prompt), prompt))
+        else:
+            text = model.tokenizer.decode(list(prompt)) if request.echo else ""
+            prompts.append(Prompt(prompt, text))
+    return prompts
 
 
 class Generation:

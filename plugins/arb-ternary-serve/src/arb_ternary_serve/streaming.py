@@ -92,6 +92,7 @@ class EventStream(Response):
             if self._is_sending:
                 # The client does not read what it gets.
                 scope["state"]["transport"].abort()
+                await asyncio.sleep(0)  # the server notes that the connection is lost
                 return
             await send(_body(_event(problem.body()), more=False))
             return

@@ -17,6 +17,7 @@ from arb_ternary_chat.model import Model
 from arb_ternary_serve.engine import Engine, Load
 from arb_ternary_serve.problems import RequestProblem, engine_failed
 from arb_ternary_serve.sequence import Event, Options
+from arb_ternary_serve.template_process import TemplateProcess
 from arb_ternary_serve.text_stream import TokenNames
 
 
@@ -55,6 +56,8 @@ class ModelWorker:
         report: is told of an exception of the engine.
 
     Attributes:
+        token_names: texts of single tokens.
+        templates: writes conversations as text.
         load: what the engine did, as of its last step.
         past: what engines did that have failed.
     """
@@ -72,6 +75,7 @@ class ModelWorker:
         self.name = name
         self.model = model
         self.token_names = TokenNames(model.tokenizer)
+        self.templates = TemplateProcess(model.tokenizer)
         self._make_engine = make_engine
         self._engine: Engine | None = make_engine()
         self._most = max_sequences + max_waiting
