@@ -31,20 +31,22 @@ TEMPLATE = (
 CONFIG = """
 name: tiny
 data: {{name: text, path: {text}, tokenizer: {tokenizer}, validation_fraction: 0.2}}
-model: {{name: decoder, architecture: qwen3, activations: float, width: 32, layers: 2, heads: 2,
-  feed_forward: 64, max_length: 4400}}
+model: {{name: decoder, {model}width: 32, layers: 2, heads: 2, feed_forward: 64,
+  max_length: 4400}}
 optimizer: {{name: scaled_votes, lr: 0.2}}
 phases:
   - {{name: standard, steps: 8, batch_size: 4, block_size: 16, warmup_steps: 0, eval_every: 0}}
 """
 
 
-def make_run(folder: Path, template: str | None) -> Path:
+def make_run(
+    folder: Path, template: str | None, model: str = "architecture: qwen3, activations: float, "
+) -> Path:
     """Train a decoder of bytes for some steps; return the run directory."""
     special = SpecialTokens(bos=BOS, eos=(EOS,), chat_template=template)
     (folder / "text.txt").write_text("the cat sat on the mat. " * 60)
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer(special).to_json()))
-    text = CONFIG.format(text=folder / "text.txt", tokenizer=folder / "tokenizer.json")
+    text = CONFIG.format(text=folder / "text.txt", tokenizer=folder / "tokenizer.json", model=model)
     (folder / "config.yaml").write_text(text)
     config = load_config(folder / "config.yaml").config
     train(config, RunRequest(directory=folder / "run", reporter=Silent))
@@ -61,6 +63,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without one."""
     return make_run(tmp_path_factory.mktemp("base"), None)
+
+
+@pytest.fixture(scope="session")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the usual decoder, whose sequences are decoded by one call of the backend."""
+    return make_run(tmp_path_factory.mktemp("plain"), None, "")
 
 
 @frozen
