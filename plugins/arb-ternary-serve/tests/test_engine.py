@@ -181,9 +181,11 @@ def test_a_stop_id_ends_a_sequence_and_is_not_reported(backend: str) -> None:
     text = list(generate(model, [1, 2, 3], max_new_tokens=8, temperature=0))
     stop = text[3]
     engine = Engine(model, cache_bytes=LARGE)
-    engine.submit([1, 2, 3], Options(max_new_tokens=8, temperature=0, stop=frozenset({stop})))
+    options = Options(max_new_tokens=8, temperature=0, stop=frozenset({stop}), logprobs=1)
+    engine.submit([1, 2, 3], options)
     events = run(engine)
     kept = text[: text.index(stop)]
+    assert [each.logprobs.token for each in events if each.logprobs] == [*kept, stop]
     assert [each.token for each in events] == [*kept, None]
     assert [each.finished for each in events] == [None] * len(kept) + ["stop"]
 

@@ -353,11 +353,11 @@ class Engine:
         finished: Finish | None = "length"
         if sequence.budget > 0:
             token = sequence.draw(logits_WV[-1])
+            logprobs = sequence.logprobs_of(token, logits_WV[-1])
             if token in sequence.options.stop:
                 token = None
                 finished = "stop"
             else:
-                logprobs = sequence.logprobs_of(token, logits_WV[-1])
                 sequence.ids.append(token)
                 self._drawn += 1
                 if drawn + 1 < sequence.budget:

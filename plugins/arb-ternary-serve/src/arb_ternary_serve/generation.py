@@ -101,7 +101,14 @@ class Generation:
         worker.submit(self._tickets)
         tokenizer = worker.model.tokenizer
         self.answers = [
-            AnswerText(tokenizer, prompt.ids, request.stop, len(prompt.text) if request.echo else 0)
+            AnswerText(
+                tokenizer,
+                prompt.ids,
+                request.stop,
+                length=len(prompt.text) if request.echo else 0,
+                # Evaluation programs ask for a token behind the prompt, and drop the last one.
+                with_end=request.echo,
+            )
             for prompt in self._prompts
         ]
 

@@ -105,7 +105,7 @@ class Event:
         token: the id that was drawn; None if the sequence ended without one: at a stop id, or if
             none was asked for.
         finished: why the sequence has ended; None if it goes on.
-        logprobs: those of ``token``, if they were asked for.
+        logprobs: those of ``token``, or of the stop id that was drawn, if they were asked for.
         prompt_logprobs: those of the tokens of the prompt, if they were asked for, with the first
             event of a sequence.
     """

@@ -52,14 +52,21 @@ class AnswerText:
         prompt: the ids before the answer.
         stops: texts that end the answer; they are left out.
         length: characters before the answer, which offsets count from.
+        with_end: whether the end token that was drawn is a token of the answer, without text.
 
     Attributes:
         drawn: number of tokens that were drawn.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], length: int = 0
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        length: int = 0,
+        with_end: bool = False,
     ) -> None:
+        self._with_end = with_end
         self._stream = TextStream(tokenizer, prompt)
         self._stops = StopText(stops)
         self._written = length
@@ -74,6 +81,8 @@ class AnswerText:
             self.drawn += 1
             self._held.append(Token(event.token, self._written, event.logprobs))
             piece = self._stream.push(event.token)
+        elif self._with_end and event.logprobs is not None:
+            self._held.append(Token(event.logprobs.token, self._written, event.logprobs))
         finish = event.finished
         if finish is not None:
             piece += self._stream.end()
