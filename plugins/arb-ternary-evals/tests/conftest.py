@@ -28,8 +28,8 @@ TEXTS = ["the cat sat on the mat and the dog in the fog, or on a log, twice", "a
 CONFIG = """
 name: tiny
 data: {{name: text, path: {text}, tokenizer: {tokenizer}, validation_fraction: 0.2}}
-model: {{name: decoder, architecture: qwen3, activations: {activations}, width: 32, layers: 2,
-  heads: 2, feed_forward: 64, max_length: {context}{model}}}
+model: {{name: decoder, architecture: qwen3, activations: {activations}, width: {width}, layers: 2,
+  heads: 2, feed_forward: {feed_forward}, max_length: {context}{model}}}
 optimizer: {{name: scaled_votes, lr: 0.2}}
 phases:
   - {{name: standard, steps: 8, batch_size: 4, block_size: 16, warmup_steps: 0, eval_every: 0}}
@@ -57,6 +57,8 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         model: str = "",
         activations: str = "float",
         tokenizer: str | None = None,
+        width: int = 32,
+        feed_forward: int = 64,
     ) -> Path:
         (tmp_path / "text.txt").write_text("\n".join([*TEXTS, "the cat sat on the mat. " * 60]))
         (tmp_path / "tokenizer.json").write_text(json.dumps(byte_tokenizer(special).to_json()))
@@ -66,6 +68,8 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
             context=context,
             model=model,
             activations=activations,
+            width=width,
+            feed_forward=feed_forward,
         )
         (tmp_path / "config.yaml").write_text(text)
         config = load_config(tmp_path / "config.yaml").config

@@ -23,7 +23,7 @@ def byte_tokenizer(special: SpecialTokens) -> LanguageTokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     library: Any = Tokenizer(models.BPE({c: i for i, c in enumerate(BYTE_CHARACTERS)}, []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>")])
     return LanguageTokenizer(FileTokenizer(library.to_str()), special)
