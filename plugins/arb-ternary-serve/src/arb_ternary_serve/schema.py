@@ -132,7 +132,7 @@ def _check_object(value: dict[str, Any], schema: Schema, where: str) -> None:
 def unknown_field(name: str, known: Collection[str], where: str = "") -> RequestProblem:
     """Return the error of a field that does not exist."""
     guess = nearest(name, known)
-    shown = _inside(where, name[:80])
+    shown = _inside(where, name[:80] if name.isidentifier() else ascii(name[:80]))
     hint = "Leave it out." if guess is None else f"Did you mean {guess}?"
     return _problem(shown, f"is no field of this request. {hint}")
 
