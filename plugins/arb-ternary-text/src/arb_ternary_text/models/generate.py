@@ -173,6 +173,8 @@ def ranked_tokens(logits_V: Tensor, count: int | None) -> Tensor:
     """
     if count is None or count >= logits_V.numel():
         return logits_V.sort(descending=True, stable=True).indices
+    if count == 1:
+        return logits_V.argmax(dim=0, keepdim=True)  # the first of equals
     # Sorting a large vocabulary takes as long as decoding a token, so only the candidates are
     # sorted.
     least = logits_V.topk(count).values[-1]
