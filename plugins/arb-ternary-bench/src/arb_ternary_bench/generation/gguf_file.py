@@ -1,7 +1,8 @@
 """GGUF files of random ternary weights for llama.cpp, written one tensor at a time.
 
 Needs the package ``gguf`` (PyPI). Every matrix has the ternary type, embedding and head too, so
-that llama.cpp reads as many trits as the others. There is no tokenizer: the bench gives token ids.
+that llama.cpp reads as many trits as the others. The bench gives token ids, so that a tokenizer is
+not needed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ def file_bytes(shape: GenerationShape, kind: str) -> int:
 
 
 def write_random_gguf(
-    path: Path, shape: GenerationShape, kind: str, context: int, seed: int = 0
+    path: Path,
+    shape: GenerationShape,
+    kind: str,
+    context: int,
+    seed: int = 0,
+    *,
+    tokenizer: bool = False,
 ) -> None:
     """Write the file.
 
@@ -38,12 +45,17 @@ def write_random_gguf(
         kind: ``TQ1_0`` or ``TQ2_0``.
         context: the most positions of a sequence.
         seed: seed of the weights; a third of them is -1, 0 and 1 each.
+        tokenizer: write one too, of made-up words, which servers need.
     """
     import gguf
 
     writer = gguf.GGUFWriter(path, "bitnet" if shape.bitnet else "llama")
     try:
         _describe(writer, shape, context)
+        if tokenizer:
+            _add_tokenizer(writer, shape.vocabulary)
+        else:
+            writer.add_tokenizer_model("none")
         names = _plan(writer, shape, getattr(gguf.GGMLQuantizationType, kind))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -70,7 +82,25 @@ def _describe(writer: Any, shape: GenerationShape, context: int) -> None:
     writer.add_rope_dimension_count(shape.width // shape.heads)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(shape.vocabulary)
-    writer.add_tokenizer_model("none")
+
+
+def _add_tokenizer(writer: Any, vocabulary: int) -> None:
+    """Write a tokenizer as SentencePiece has them: controls, bytes, then words."""
+    from gguf import TokenType
+
+    controls = ["<unk>", "<s>", "</s>"]
+    tokens = [*controls, *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    words = vocabulary - len(tokens)
+    tokens += [f"\u2581w{number}" for number in range(words)]
+    kinds += [TokenType.NORMAL] * words
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(place) for place in range(vocabulary)])
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
 
 
 def _plan(writer: Any, shape: GenerationShape, kind: Any) -> list[tuple[int, int | None]]:

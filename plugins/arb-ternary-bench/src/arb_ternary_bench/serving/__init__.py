@@ -1,0 +1,1 @@
+"""Servers of language models beside each other, asked over HTTP as their users ask them."""
