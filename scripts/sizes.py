@@ -30,7 +30,7 @@ BUDGETS = {
     "arb-ternary-chat": 8.5,
     "arb-ternary-evals": 3.4,
     "arb-ternary-manifests": 15.8,
-    "arb-ternary-text": 59.8,
+    "arb-ternary-text": 60.2,
     "arb-ternary-trainers": 14,
     "arb-ternary-upcycle": 54,
     "arb-ternary-progressive": 38.6,
@@ -40,7 +40,7 @@ BUDGETS = {
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
     "arb-ternary-qat": 5.9,
-    "arb-ternary-serve": 4.5,
+    "arb-ternary-serve": 20.3,
     "arb-ternary-signgsd": 3.5,
     "arb-ternary-vision": 19.8,
     "arb-ternary-audio": 10.1,
@@ -50,7 +50,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 648
+TOTAL = 667
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}

@@ -1,4 +1,4 @@
-"""Many sequences continued together by one language model.
+"""A server of language models, and the engine that continues many sequences together.
 
 :class:`~arb_ternary_serve.engine.Engine` continues them; what is asked of a sequence and what
 happens to it is in :mod:`arb_ternary_serve.sequence`.

@@ -13,7 +13,7 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {"summary": "many sequences decoded together by one language model"}
+    return {"summary": "language models for programs that speak the OpenAI API"}
 
 
 @hookimpl
