@@ -44,6 +44,7 @@ class InstallPlugin(Protocol):
         distribution: str = "",
         version: str = "1.0",
         module: str = "",
+        requires: str = "",
     ) -> Path: ...
 
 
@@ -69,6 +70,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         distribution: str = "",
         version: str = "1.0",
         module: str = "",
+        requires: str = "",
     ) -> Path:
         folder = tmp_path / f"site{len(folders)}"
         distribution = distribution or f"arb-ternary-{name}"
@@ -77,6 +79,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         info.mkdir(parents=True)
         info.joinpath("METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+            + (f"Requires-Dist: {requires}\n" if requires else "")
         )
         info.joinpath("entry_points.txt").write_text(f"[{discovery.GROUP}]\n{name} = {module}\n")
         if source is not None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from arb_ternary import API_VERSION, hookimpl, hookspecs
+from arb_ternary import API_VERSION, __version__, hookimpl, hookspecs
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, render
 from arb_ternary.plugins.loader import incompatibility
 from arb_ternary.plugins.manager import manager, reset_manager
@@ -74,6 +74,38 @@ def test_a_good_plugin_is_loaded_and_its_component_is_found(install_plugin):
         "reason": "",
         "components": [{"kind": "masking", "name": "stripes"}],
     }
+
+
+@pytest.mark.parametrize(
+    ("requires", "fits"),
+    [
+        ("arb-ternary-core>=0.1,<0.2", True),
+        ("arb-ternary-core>=0.2,<0.3", False),
+        ("ARB_Ternary.core (<0.1)", False),
+        ('arb-ternary-core>=9; extra == "test"', True),
+        ("something-else>=9", True),
+        ("not a requirement", True),
+    ],
+)
+def test_a_plugin_that_needs_another_core_is_refused(
+    install_plugin, capsys: pytest.CaptureFixture[str], requires: str, fits: bool
+) -> None:
+    # It would fail at its first import, with a traceback.
+    source = GOOD if fits else "from arb_ternary import something_of_the_next_version\n"
+    install_plugin("good", source, requires=requires)
+    record = record_of("good")
+    assert record.loaded is fits, record.reason
+    if not fits:
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "plugin 'good' (arb-ternary-good 1.0) is not loaded: it needs " in said
+        assert f"and {__version__} is installed; pip install " in said
+
+
+def test_a_plugin_is_not_blamed_for_one_that_it_hides(install_plugin) -> None:
+    install_plugin("good", GOOD, version="0.9", requires="arb-ternary-core>=9")
+    install_plugin("good", GOOD)  # in front of the other on the path
+    assert record_of("good").loaded
 
 
 def test_targets_are_not_imported_by_loading(install_plugin):

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from arb_ternary import __version__
-from arb_ternary.plugins.metadata import MetadataError, canonical, distributions, entry_points
+from arb_ternary.plugins.metadata import (
+    InstalledDistribution,
+    MetadataError,
+    canonical,
+    distributions,
+    entry_points,
+)
 from arb_ternary.plugins.record import BUILTIN, BUILTIN_MODULE, PluginRecord
 
 #: The entry-point group of plugins; the value of an entry is a hook module.
@@ -59,6 +67,44 @@ def discover() -> tuple[list[PluginRecord], list[str]]:
             )
         )
     return sorted(found, key=lambda record: (record.name, record.distribution or "")), notes
+
+
+def version_conflicts(records: Sequence[PluginRecord]) -> dict[str, str]:
+    """Return why plugins do not fit the distributions beside them, by distribution.
+
+    pip keeps such installations from coming about, unless it is told to leave requirements out, or
+    a folder on the path hides a distribution. Nothing is compared if all have one version: they
+    were released together.
+    """
+    versions = {canonical(each.distribution or ""): each.version or "" for each in records}
+    if len(set(versions.values())) == 1:
+        return {}
+    found = {}
+    seen = set()
+    for distribution in distributions(GROUP):
+        name = distribution.name
+        if canonical(name) not in seen:  # the first on the path is the one that counts
+            seen.add(canonical(name))
+            found[name] = _conflict(distribution, versions)
+    return {name: conflict for name, conflict in found.items() if conflict}
+
+
+def _conflict(distribution: InstalledDistribution, versions: Mapping[str, str]) -> str:
+    """Return which installed version a distribution cannot work with; empty if there is none."""
+    from packaging.requirements import InvalidRequirement, Requirement  # only here: it takes time
+    from packaging.version import InvalidVersion
+
+    for text in distribution.requirements:
+        with suppress(InvalidRequirement, InvalidVersion):
+            requirement = Requirement(text)
+            version = versions.get(canonical(requirement.name))
+            if version is None or requirement.marker is not None:
+                continue
+            if not requirement.specifier.contains(version, prereleases=True):
+                wanted = f"{requirement.name}{requirement.specifier}"
+                command = install_command(wanted)
+                return f"it needs {wanted}, and {version} is installed; {command} brings it"
+    return ""
 
 
 def announced() -> dict[str, str]:

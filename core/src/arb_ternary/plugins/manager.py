@@ -13,7 +13,7 @@ from arb_ternary import environment
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.hookspecs import RUN_HOOKS
-from arb_ternary.plugins.discovery import announced, discover
+from arb_ternary.plugins.discovery import announced, discover, version_conflicts
 from arb_ternary.plugins.hooks import PluginFault, PluginHooks, describe_exception
 from arb_ternary.plugins.loader import ATTRIBUTE, check_version, import_file, import_object
 from arb_ternary.plugins.record import BUILTIN, PluginRecord, Registered, written
@@ -125,6 +125,7 @@ class Plugins:
             _trace(note)
         _apply_lists(found)
         _refuse_shared_names(found)
+        _refuse_mixed_versions(found)
         self.registry.records.extend(found)
 
         # All hooks and kinds exist before any plugin is registered, the core's before any other.
@@ -347,6 +348,14 @@ def _refuse_shared_names(found: Sequence[PluginRecord]) -> None:
             f"{rival.distribution} {rival.version} has a plugin called {record.name!r} too; rename "
             "the entry point, or uninstall one of them"
         )
+
+
+def _refuse_mixed_versions(found: Sequence[PluginRecord]) -> None:
+    """Keep out plugins that need another version of a distribution than the installed one."""
+    conflicts = version_conflicts(found)
+    for record in found:
+        if not record.reason:
+            record.reason = conflicts.get(record.distribution or "", "")
 
 
 def _trace(line: str) -> None:

@@ -56,6 +56,12 @@ class InstalledDistribution:
         """The version."""
         return self._header("Version", "0")
 
+    @property
+    def requirements(self) -> list[str]:
+        """What it requires, as its metadata spell it."""
+        head = self.metadata.partition("\n\n")[0]
+        return re.findall(r"^Requires-Dist: *(.*?) *$", head, re.MULTILINE)
+
     def entries(self, group: str) -> list[EntryPoint]:
         """Return the entry points of a group.
 
