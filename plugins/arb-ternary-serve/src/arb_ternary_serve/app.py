@@ -106,16 +106,20 @@ class Api:
         exchange.prompt_tokens = generation.prompt_length
         form = make_form(request, worker.name, worker.token_names)
         left = self._limits.seconds - (time.monotonic() - started)
+
+        def close() -> None:
+            generation.cancel()
+            exchange.drawn = generation.drawn
+
         if request.stream:
             chunks = self._chunks(request, generation, form, exchange)
-            return EventStream(chunks, left, self._limits.seconds)
+            return EventStream(chunks, left, self._limits.seconds, close)
         try:
             return await before_disconnect(
                 http.receive, self._collect(generation, form, exchange), left, self._limits.seconds
             )
         finally:
-            generation.cancel()
-            exchange.drawn = generation.drawn
+            close()
 
     async def _collect(self, generation: Generation, form: Form, exchange: Exchange) -> Response:
         answers = [Collected() for _ in generation.answers]
@@ -128,18 +132,14 @@ class Api:
     async def _chunks(
         self, request: Request, generation: Generation, form: Form, exchange: Exchange
     ) -> AsyncIterator[dict[str, Any]]:
-        try:
-            for index in range(len(generation.answers)):
-                for chunk in form.beginning(index):
-                    yield chunk
-            async for index, part in generation.parts():
-                self._note_first(exchange)
-                yield form.chunk(index, part)
-            if request.include_usage:
-                yield form.usage_chunk(Usage(generation.prompt_length, generation.drawn))
-        finally:
-            generation.cancel()
-            exchange.drawn = generation.drawn
+        for index in range(len(generation.answers)):
+            for chunk in form.beginning(index):
+                yield chunk
+        async for index, part in generation.parts():
+            self._note_first(exchange)
+            yield form.chunk(index, part)
+        if request.include_usage:
+            yield form.usage_chunk(Usage(generation.prompt_length, generation.drawn))
 
     def _note_first(self, exchange: Exchange) -> None:
         if exchange.first_token is None:

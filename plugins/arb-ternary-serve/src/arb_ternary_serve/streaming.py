@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from starlette.responses import Response
@@ -62,10 +62,15 @@ class EventStream(Response):
         chunks: the objects.
         seconds: longest time in which they are sent.
         shown_seconds: longest time of the whole request, for the error.
+        close: is called at the end, whatever it is.
     """
 
     def __init__(
-        self, chunks: AsyncIterator[Mapping[str, Any]], seconds: float, shown_seconds: float
+        self,
+        chunks: AsyncIterator[Mapping[str, Any]],
+        seconds: float,
+        shown_seconds: float,
+        close: Callable[[], object],
     ) -> None:
         super().__init__(
             media_type="text/event-stream",
@@ -75,12 +80,13 @@ class EventStream(Response):
         self._chunks = chunks
         self._seconds = seconds
         self._shown_seconds = shown_seconds
+        self._close = close
         self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
         try:
+            await send(start)
             await before_disconnect(
                 receive, self._send_all(send), self._seconds, self._shown_seconds
             )
@@ -95,15 +101,13 @@ class EventStream(Response):
                 await asyncio.sleep(0)  # the server notes that the connection is lost
                 return
             await send(_body(_event(problem.body()), more=False))
-            return
+        finally:
+            self._close()
 
     async def _send_all(self, send: Send) -> None:
-        try:
-            async for chunk in self._chunks:
-                await self._send(send, _body(_event(chunk), more=True))
-            await self._send(send, _body(b"data: [DONE]\n\n", more=False))
-        finally:
-            await self._chunks.aclose()  # type: ignore[attr-defined]
+        async for chunk in self._chunks:
+            await self._send(send, _body(_event(chunk), more=True))
+        await self._send(send, _body(b"data: [DONE]\n\n", more=False))
 
     async def _send(self, send: Send, message: Mapping[str, Any]) -> None:
         self._is_sending = True

@@ -186,7 +186,12 @@ class ModelWorker:
         if self._engine is None:
             self._run_deliver([(ticket, engine_failed())])
             return
-        ticket.handle = self._engine.submit(ticket.prompt, ticket.options)
+        try:
+            ticket.handle = self._engine.submit(ticket.prompt, ticket.options)
+        except Exception as error:  # it was checked: only memory may lack
+            self._report(self.name, error)
+            self._run_deliver([(ticket, engine_failed())])
+            return
         self._tickets[ticket.handle] = ticket
 
     def _run_cancel(self, ticket: Ticket) -> None:

@@ -130,6 +130,42 @@ def test_an_engine_that_fails_is_replaced(
         assert {record["status"] for record in server.records} == {200, 500}
 
 
+def test_a_model_whose_engine_cannot_be_made_again_is_out_of_order(
+    slow: Any, running: Any, worker_of: Any, pairs_model: Model
+) -> None:
+    engines, make = slow
+    reports: list[Any] = []
+
+    def make_once() -> Engine:
+        if engines:
+            raise MemoryError("no more")
+        return make()
+
+    worker = worker_of("pairs", pairs_model, lambda *args: reports.append(args), make_once)
+    with running([worker]) as server:
+        engines[0].failure = RuntimeError("failed")
+        engines[0].permitted.release(1)
+        assert server.problem(500, "completions", prompt="a")["code"] == "model_failed"
+        assert server.problem(503, "completions", prompt="a")["code"] == "model_failed"
+        assert server.client.get("/health").status_code == 200
+        assert [str(error) for _, error in reports] == ["failed", "no more"]
+
+
+def test_a_sequence_that_an_engine_does_not_take_gets_an_error(
+    slow: Any, running: Any, worker_of: Any, pairs_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise MemoryError
+
+    engines, make = slow
+    with running([worker_of("pairs", pairs_model, lambda *_: None, make)]) as server:
+        engines[0].permitted.release(1000)
+        with monkeypatch.context() as patch:
+            patch.setattr(engines[0], "submit", refuse)
+            assert server.problem(500, "completions", prompt="a")["code"] == "model_failed"
+        server.post("completions", prompt="a", max_tokens=1)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_takes_too_long_is_ended(
     slow: Any, running: Any, worker_of: Any, pairs_model: Model, stream: bool
@@ -166,11 +202,8 @@ def test_a_connection_is_ended_if_nothing_can_be_sent() -> None:
             aborted.append(True)
 
     async def chunks() -> AsyncIterator[dict[str, Any]]:
-        try:
-            while True:
-                yield {"text": "a"}
-        finally:
-            closed.append(True)
+        while True:
+            yield {"text": "a"}
 
     sent: list[Any] = []
 
@@ -184,7 +217,8 @@ def test_a_connection_is_ended_if_nothing_can_be_sent() -> None:
 
     exchange = Exchange("id", 0.0, "/")
     scope = {"state": {"exchange": exchange, "transport": Transport()}}
-    asyncio.run(EventStream(chunks(), 0.05, 0.05)(scope, receive, send))
+    stream = EventStream(chunks(), 0.05, 0.05, lambda: closed.append(True))
+    asyncio.run(stream(scope, receive, send))
     assert len(sent) == 4
     assert aborted == closed == [True]
     assert exchange.status == 504
