@@ -138,6 +138,8 @@ class Server(uvicorn.Server):
             self.second_signal = number
             self.force_exit = True
             self.should_exit = True
+            for connection in self.server_state.connections:
+                connection.transport.abort()  # which ends what is answered there
             return
         self._gate.stopping = True
         self._stopping = asyncio.ensure_future(self._stop_when_idle())
