@@ -13,7 +13,7 @@ RUN := runs/demo
 unexport PYTHONDONTWRITEBYTECODE
 RESULTS := plugins/arb-ternary-bench/results
 
-.PHONY: demo test test-all test-extended test-interpreted test-alone lint docs generate bench gpu gpu-compile gpu-offline sanitize clean
+.PHONY: demo test test-all test-extended test-interpreted test-alone lint docs dist generate bench gpu gpu-compile gpu-offline sanitize clean
 
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it. The config leaves
 # the backend open, and the native one goes before torch's where it could be built: `make demo COMPILER=` builds none.
@@ -52,10 +52,19 @@ lint: $(VENV)/dev
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/sizes.py --check > /dev/null
+	$(BIN)/python scripts/version.py --check
 	$(BIN)/mypy
 
 docs: $(VENV)/dev
 	$(BIN)/mkdocs build --strict
+
+# Wheels and source archives of all distributions, as they are released.
+dist: $(VENV)/dev
+	rm -rf dist
+	set -e; for project in $(PROJECTS); do \
+	  RELEASE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m build --no-isolation --outdir dist $$(dirname $$project); \
+	done > $(VENV)/dist.log 2>&1 || { tail -20 $(VENV)/dist.log; exit 1; }
+	$(BIN)/twine check --strict dist/*
 
 # Rewrite what is generated and compared: measured tables and the list of the public surface.
 generate: $(VENV)/dev
@@ -101,7 +110,7 @@ sanitize: $(VENV)/dev
 	$(MAKE) -C backends/arb-ternary-cpu BIN="$(abspath $(BIN))" sanitize
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # --- environments: a stamp file each, renewed when a requirement changes ----------------------------------------------
 
