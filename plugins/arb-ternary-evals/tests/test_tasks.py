@@ -152,6 +152,14 @@ def test_numbers_of_conversations_are_those_of_the_exported_folder(
     assert refused == (template == NO_SYSTEM)
 
 
+def test_a_task_that_wants_no_examples_gets_none(run: Path, task_files: Path) -> None:
+    file = task_files / "choice.yaml"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_fewshot": 0}))
+    found = arb_ternary.evaluate_tasks(run, ["choice"], include=task_files, num_fewshot=1)
+    assert found["tasks"]["choice"]["num_fewshot"] == 0
+    assert found["notes"] == ["choice has no examples: its file says so."]
+
+
 def test_a_model_without_a_template_has_no_conversations(run: Path, task_files: Path) -> None:
     with pytest.raises(UsageProblem, match="has no chat template"):
         arb_ternary.evaluate_tasks(run, ["choice"], include=task_files, apply_chat_template=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import torch
+from tqdm import tqdm
 
 from arb_ternary_chat.model import Model
 from arb_ternary_serve.engine import Engine
@@ -79,6 +80,8 @@ def run_together(
     order = deque(sorted(range(len(works)), key=lambda index: works[index].ids))
     ahead = _AHEAD if engine.shares_while_running else 1
     index_of: dict[int, int] = {}
+    # None: on a terminal only.
+    progress = tqdm(total=len(works), desc="Computing", unit=" requests", disable=None)
     while order or index_of:
         while order and len(index_of) < ahead:
             index = order.popleft()
@@ -90,6 +93,8 @@ def run_together(
             if event.finished is None:
                 engine.cancel(event.handle)
             del index_of[event.handle]
+            progress.update()
+    progress.close()
 
 
 def score_all(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import random
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+import torch
 
 from arb_ternary.errors import ArbError, DataError, UsageProblem, nearest
 from arb_ternary_chat.model import load_model
@@ -50,9 +55,8 @@ def evaluate_tasks(
 
     Returns:
         Plain values: how the model was asked, and ``tasks``, for each task ``samples``,
-        ``num_fewshot``, ``version`` of the task, and ``metrics`` by ``name,filter``, as the harness
-        names them. A task that measures whole texts has ``nats_per_token`` and
-        ``bits_per_byte,none`` among them.
+        ``num_fewshot``, and ``metrics`` by ``name,filter``, as the harness names them. A task that
+        measures whole texts has ``nats_per_token`` and ``bits_per_byte,none`` among them.
 
     Raises:
         UsageProblem: there is no such model or task, or no chat template.
@@ -60,7 +64,7 @@ def evaluate_tasks(
     """
     manager = _task_manager(tasks, include)
 
-    from lm_eval import simple_evaluate
+    from lm_eval import evaluate
 
     from arb_ternary_evals.adapter import HarnessModel
 
@@ -71,23 +75,29 @@ def evaluate_tasks(
             "Leave out --apply-chat-template: such a model continues texts.",
         )
     asked = HarnessModel(model, chat=apply_chat_template)
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    # It warns of what task files may leave out.
+    logger.setLevel(logging.ERROR)
     try:
-        found = simple_evaluate(
-            model=asked,
-            tasks=list(tasks),
+        loaded = manager.load(list(tasks))
+        kept = _set_examples(loaded["tasks"], num_fewshot)
+        found = evaluate(
+            lm=asked,
+            task_dict=loaded,
             limit=limit,
-            num_fewshot=num_fewshot,
             apply_chat_template=apply_chat_template,
             fewshot_as_multiturn=fewshot_as_multiturn,
             system_instruction=system_instruction,
             log_samples=False,
-            task_manager=manager,
         )
     except ArbError:
         raise
     except Exception as error:  # whatever a task file makes the harness raise
         named = f"{type(error).__name__}: {error}"
         raise DataError(f"tasks: {', '.join(tasks)}: {named}", _hint_for(error)) from error
+    finally:
+        logger.setLevel(level)
     assert found is not None  # it is None on the other ranks of several
 
     results: dict[str, dict[str, Any]] = {}
@@ -95,7 +105,6 @@ def evaluate_tasks(
         results[name] = {
             "samples": found["n-samples"].get(name, {}).get("effective"),
             "num_fewshot": found["n-shot"].get(name),
-            "version": found["versions"].get(name),
             "metrics": _numbers(values),
         }
     for name, measured in asked.rolling.items():
@@ -113,9 +122,32 @@ def evaluate_tasks(
         "apply_chat_template": apply_chat_template,
         "fewshot_as_multiturn": apply_chat_template and fewshot_as_multiturn,
         "system_instruction": system_instruction,
-        "notes": [*model.notes, *asked.notes],
+        "notes": [*model.notes, *asked.notes, *kept],
         "tasks": results,
     }
+
+
+def _set_examples(tasks: Mapping[str, Any], num_fewshot: int | None) -> list[str]:
+    """Set how many examples each task gets, and all seeds; return a note per task that refuses.
+
+    This is what the harness's ``simple_evaluate`` does. It also describes the machine, which takes
+    seconds of each evaluation.
+    """
+    from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
+    torch.manual_seed(DEFAULT_OTHER_SEED)
+    notes = []
+    for name, task in tasks.items():
+        number = task.get_config("num_fewshot")
+        if num_fewshot and number == 0:
+            notes.append(f"{name} has no examples: its file says so.")
+        elif num_fewshot is not None:
+            number = num_fewshot
+        task.set_config(key="num_fewshot", value=number or 0)
+        task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    return notes
 
 
 def _task_manager(tasks: Sequence[str], include: str | Path | None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,5 +166,8 @@ def _evaluate_tasks(
     if directory is not None:
         write_json(directory.tasks_file, {**kept, **records})
         click.echo(f"{directory.tasks_file}: has these results", err=True)
-        with suppress(ImportError):  # nobody has written a report without that package
-            arb_ternary.refresh_report(directory.path)
+        try:
+            refresh_report = arb_ternary.refresh_report
+        except ImportError:  # a report is of the package that is not installed
+            return
+        refresh_report(directory.path)
