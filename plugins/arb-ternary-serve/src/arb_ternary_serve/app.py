@@ -14,10 +14,9 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from arb_ternary_serve.answers import Collected, Form, Usage, make_form
-from arb_ternary_serve.gate import Exchange, Gate, GateRules
+from arb_ternary_serve.gate import Exchange, Gate, GateRules, Log
 from arb_ternary_serve.generation import Generation, read_prompts
 from arb_ternary_serve.metrics import Metrics
 from arb_ternary_serve.openapi import description
@@ -60,12 +59,11 @@ class Api:
         log: gets a record of each request.
 
     Attributes:
-        app: the application.
-        gate: what every request passes.
+        gate: the application, with what every request passes before it.
     """
 
     def __init__(
-        self, workers: Sequence[ModelWorker], limits: Limits, rules: GateRules, log: Any
+        self, workers: Sequence[ModelWorker], limits: Limits, rules: GateRules, log: Log
     ) -> None:
         self._workers = {worker.name: worker for worker in workers}
         self._limits = limits
@@ -90,7 +88,6 @@ class Api:
             metrics=self._metrics,
             log=log,
         )
-        self.app: ASGIApp = self.gate
 
     async def _answer(self, http: HttpRequest) -> Response:
         started = time.monotonic()

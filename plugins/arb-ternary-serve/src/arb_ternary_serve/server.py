@@ -26,7 +26,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Protocol(H11Protocol):
-    """HTTP on a connection whose client has to send its headers in time, and to read answers."""
+    """HTTP on a connection whose client has to send a request in time, and to read answers."""
 
     read_seconds: float = 20.0
 
@@ -35,15 +35,15 @@ class Protocol(H11Protocol):
         # The application may have to end a connection whose client reads nothing.
         self.app_state = {**self.app_state, "transport": transport}
         super().connection_made(transport)
-        self._watch_headers()
+        self._watch_request()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch_headers()
+        self._watch_request()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch_headers()
+        self._watch_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
@@ -53,10 +53,13 @@ class Protocol(H11Protocol):
         super().timeout_keep_alive_handler()
         self.loop.call_later(_CLOSING, self.transport.abort)
 
-    def _watch_headers(self) -> None:
-        """Let time run while the headers of a request are incomplete."""
+    def _watch_request(self) -> None:
+        """Let time run while headers are incomplete, or a body follows that nobody wants."""
+        theirs = self.conn.their_state
         waits_for_next = self.timeout_keep_alive_task is not None
-        if self.conn.their_state is not h11.IDLE or waits_for_next:
+        begun = theirs is h11.IDLE and not waits_for_next
+        unwanted = theirs is h11.SEND_BODY and self.conn.our_state is h11.DONE
+        if not (begun or unwanted):
             self._stop_watching()
         elif self._reading is None:
             self._reading = self.loop.call_later(self.read_seconds, self._end_reading)
@@ -68,9 +71,11 @@ class Protocol(H11Protocol):
 
     def _end_reading(self) -> None:
         self._reading = None
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state is h11.IDLE:
             self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n")
-            self.transport.close()
+        self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -88,7 +93,7 @@ class Server(uvicorn.Server):
     def __init__(self, api: Api, workers: Sequence[ModelWorker], read_seconds: float) -> None:
         protocol = type("TimedProtocol", (Protocol,), {"read_seconds": read_seconds})
         config = uvicorn.Config(
-            api.app,
+            api.gate,
             http=protocol,
             ws="none",
             loop="asyncio",

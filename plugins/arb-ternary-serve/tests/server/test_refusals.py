@@ -239,6 +239,29 @@ def test_a_client_that_sends_a_byte_at_a_time_is_sent_away(strict: Running, in_b
     assert answer.startswith(b"HTTP/1.1 408")
 
 
+def test_a_refused_body_does_not_keep_its_connection(strict: Running) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    received = b""
+    with strict.connect() as connection:
+        connection.sendall(head)
+        connection.settimeout(0.05)
+        for _ in range(200):
+            try:
+                connection.sendall(b"x")
+                piece = connection.recv(4096)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+            if not piece:
+                break
+            received += piece
+        else:
+            pytest.fail("the connection is still open")
+    assert received.startswith(b"HTTP/1.1 401")
+    assert received.count(b"HTTP/1.1") == 1
+
+
 def test_a_connection_that_waits_for_its_next_request_is_kept(strict: Running) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with strict.connect() as connection:
