@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import sysconfig
 import zipfile
 from collections.abc import Callable, Mapping
@@ -82,9 +83,10 @@ def test_wheel_holds_exactly_the_files_of_its_package(
     }
     expected |= {file.name for file in sources.glob("*.py")}
     if project.native:  # what is compiled is in the wheel, and what it was compiled from is not
-        expected |= {
-            f"{folder.name}/_native{sysconfig.get_config_var('EXT_SUFFIX')}" for folder in folders
-        }
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        if sys.version_info >= (3, 12):
+            suffix = ".abi3.so"
+        expected |= {f"{folder.name}/_native{suffix}" for folder in folders}
     assert packaged == expected
 
 
