@@ -28,7 +28,7 @@ BUDGETS = {
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 54.3,
     "arb-ternary-chat": 8.5,
-    "arb-ternary-evals": 3.4,
+    "arb-ternary-evals": 3.6,
     "arb-ternary-manifests": 15.8,
     "arb-ternary-text": 60.2,
     "arb-ternary-trainers": 14,
