@@ -147,7 +147,8 @@ def test_a_prompt_alone_is_scored(both: Running, pairs_model: Model) -> None:
 
 
 def test_a_stop_text_is_never_shown_nor_half_of_it(both: Running) -> None:
-    common = {"model": "pairs", "prompt": PROMPT, "seed": 11, "temperature": 2, "max_tokens": 120}
+    common: dict[str, Any] = {"model": "pairs", "prompt": PROMPT, "seed": 11, "temperature": 2}
+    common |= {"max_tokens": 120, "logprobs": 0}
     full = both.post("completions", **common)["choices"][0]
     assert full["finish_reason"] == "length"
     text = full["text"]
@@ -160,6 +161,7 @@ def test_a_stop_text_is_never_shown_nor_half_of_it(both: Running) -> None:
         answer = both.post("completions", stop=stop, **common)["choices"][0]
         assert answer["text"] == expected
         assert answer["finish_reason"] == ("stop" if ends else "length")
+        assert all(offset < len(expected) for offset in answer["logprobs"]["text_offset"])
         shown = ""
         for event in both.stream("completions", stop=stop, **common):
             shown += event["choices"][0]["text"]
@@ -191,3 +193,16 @@ def test_models_are_listed_and_chosen_by_name(both: Running, pairs_model: Model)
     }
     assert both.post("completions", **greedy)["choices"][0]["text"] == by_name["chat"]
     assert by_name["pairs"] == pairs_model.generate(PROMPT, temperature=0, max_new_tokens=20)
+
+
+def test_a_stop_text_ends_its_answer_and_not_the_others(both: Running) -> None:
+    common: dict[str, Any] = {"model": "pairs", "prompt": ["a", "b"], "seed": 4, "temperature": 2}
+    common["max_tokens"] = 100
+    first, second = (each["text"] for each in both.post("completions", **common)["choices"])
+    stop = first[10:16]
+    assert stop not in second
+    before = both.workers["pairs"].load.drawn
+    stopped = both.post("completions", **common, stop=stop)
+    texts = [each["text"] for each in stopped["choices"]]
+    assert texts == [first[: first.index(stop)], second]
+    assert both.workers["pairs"].load.drawn - before < 150
