@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from arb_ternary.backends.select import candidates, get_backend, request_backend, select
-from arb_ternary.cli.options import as_json
+from arb_ternary.cli.options import as_json, completes
 from arb_ternary.cli.options import device as device_option
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.plugins.discovery import install_command
@@ -31,7 +31,9 @@ def list_backends(device: str, as_json: bool) -> None:
 
 @click.command("explain")
 @click.option(
-    "--backend", default=None, help="Explain this choice instead of ARB_TERNARY_BACKEND or auto."
+    "--backend",
+    shell_complete=completes("backend"),
+    help="Explain this choice instead of ARB_TERNARY_BACKEND or auto.",
 )
 @device_option
 @as_json

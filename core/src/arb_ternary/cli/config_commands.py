@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from arb_ternary.cli.options import as_json, document_called, document_name, overrides, plugin_files
+from arb_ternary.cli.options import (
+    as_json,
+    completes,
+    document_called,
+    document_name,
+    overrides,
+    plugin_files,
+)
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.discovery import USUAL_PARTS, install_command
@@ -22,7 +29,10 @@ if TYPE_CHECKING:
 @click.command("new")
 @click.argument("path", default="arb.yaml", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--template", metavar="NAME", help="What to start from; --list names them, the default first."
+    "--template",
+    metavar="NAME",
+    shell_complete=completes("starter"),
+    help="What to start from; --list names them, the default first.",
 )
 @click.option(
     "--short/--full",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import click
+from click.shell_completion import CompletionItem
 
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
 from arb_ternary.hookspecs import arb_register_documents
@@ -10,8 +14,26 @@ from arb_ternary.plugins.discovery import USUAL_PARTS, install_command
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import DocumentSpec
 
+#: Completes the value of an option or an argument.
+Completion: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
 #: The kind of config file that is meant if several are installed and none is named.
 _USUAL = "run"
+
+
+def completes(kind: str) -> Completion:
+    """Return what completes the names of the components of a kind in a shell."""
+
+    def complete(
+        _context: click.Context, _parameter: click.Parameter, begun: str
+    ) -> list[CompletionItem]:
+        return [
+            CompletionItem(found.name, help=found.spec.summary)
+            for found in manager().registry.all(kind)
+            if found.name.startswith(begun)
+        ]
+
+    return complete
 
 
 def _load_files(

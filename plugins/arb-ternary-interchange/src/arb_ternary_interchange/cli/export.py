@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from arb_ternary.cli.options import plugin_files
+from arb_ternary.cli.options import completes, plugin_files
 from arb_ternary.cli.output import print_notes
 
 
@@ -14,7 +14,13 @@ from arb_ternary.cli.output import print_notes
 @click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "target", default="safetensors", show_default=True, metavar="NAME", help="Exporter."
+    "--format",
+    "target",
+    default="safetensors",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=completes("exporter"),
+    help="Exporter.",
 )
 @click.option(
     "--type",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from arb_ternary.cli.options import plugin_files
+from arb_ternary.cli.options import completes, plugin_files
 from arb_ternary.cli.output import print_notes
 from arb_ternary_train.openmp import wait_passively
 
@@ -18,6 +18,7 @@ from arb_ternary_train.openmp import wait_passively
     "--format",
     "name",
     metavar="NAME",
+    shell_complete=completes("importer"),
     help="Importer; default: the one that recognises the source.",
 )
 @click.option(

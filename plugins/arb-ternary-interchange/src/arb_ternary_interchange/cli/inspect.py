@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from arb_ternary.cli.options import as_json, plugin_files
+from arb_ternary.cli.options import as_json, completes, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
 #: The keys of a description that are shown, in this order, and their labels.
@@ -31,6 +31,7 @@ _LONGEST: Final = 72
     "--format",
     "name",
     metavar="NAME",
+    shell_complete=completes("importer"),
     help="Importer that reads it; default: the one that recognises it.",
 )
 @plugin_files

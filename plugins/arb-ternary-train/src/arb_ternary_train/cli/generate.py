@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from arb_ternary.cli.options import completes
 from arb_ternary.errors import UsageProblem
 from arb_ternary.plugins.manager import manager
 
@@ -24,6 +25,8 @@ class Handover(click.Command):
         from arb_ternary_train.model_source import find_run, is_address
         from arb_ternary_train.model_state import run_of
 
+        if ctx.resilient_parsing:  # a shell completes a line
+            return []
         named, rest = _taken_out(args, "--with")
         run = next((each for each in rest if run_of(Path(each)) is not None), None)
         if run is None:
@@ -106,7 +109,11 @@ def generator_for(config: RunConfig | None) -> Registered:
 @click.command(cls=Handover)
 @click.argument("source")
 @click.option(
-    "--with", "named", metavar="NAME", help="Generator; default: the one for such models."
+    "--with",
+    "named",
+    metavar="NAME",
+    shell_complete=completes("generator"),
+    help="Generator; default: the one for such models.",
 )
 @click.pass_context
 def generate(

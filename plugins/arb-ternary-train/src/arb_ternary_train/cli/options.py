@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import click
 
-from arb_ternary.cli.options import plugin_files
+from arb_ternary.cli.options import completes, plugin_files
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _backend = click.option(
     "--backend",
     metavar="NAME",
+    shell_complete=completes("backend"),
     help="Kernel backend; overrides ARB_TERNARY_BACKEND and the run's config.",
 )
 _device = click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from arb_ternary.cli.options import as_json, overrides, plugin_files
+from arb_ternary.cli.options import as_json, completes, overrides, plugin_files
 from arb_ternary_train.openmp import wait_passively
 
 
@@ -60,7 +60,10 @@ from arb_ternary_train.openmp import wait_passively
     "other shapes.",
 )
 @click.option(
-    "--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the config."
+    "--backend",
+    metavar="NAME",
+    shell_complete=completes("backend"),
+    help="Kernel backend, over ARB_TERNARY_BACKEND and the config.",
 )
 @plugin_files
 @as_json
