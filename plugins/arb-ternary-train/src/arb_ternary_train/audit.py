@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, fields, frozen
 from torch import Tensor, nn
 
 from arb_ternary.ternary.models import is_stored, stored_modules, ternary_modules
@@ -105,6 +105,18 @@ class Audit:
             ("bits per parameter", "", f"{self.state_bits_per_parameter:.3f}"),
             ("working memory (not state)", "", f"{self.working_bytes:,}"),
         ]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Audit:
+        """Return the audit of which ``content`` is the JSON.
+
+        Raises:
+            KeyError: something is missing.
+            TypeError: something has another type.
+        """
+        rows = tuple(AuditRow(**row) for row in content["rows"])
+        numbers = {each.name: content[each.name] for each in fields(cls) if each.name != "rows"}
+        return cls(rows=rows, **numbers)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain numbers for reports."""

@@ -1,4 +1,4 @@
-"""The hook of training, which other plugins can implement."""
+"""The hooks of training, which other plugins can implement."""
 
 from __future__ import annotations
 
@@ -19,5 +19,20 @@ def arb_register_model_readers() -> Sequence[str]:
 
     Called once, when the plugins are loaded. None or an empty sequence means that the plugin has no
     reader.
+    """
+    return ()
+
+
+@hookspec
+def arb_register_report_sections() -> Sequence[str]:
+    """Register what a plugin adds to the page of ``arb report``.
+
+    An entry is a target, ``"module:function"``. The function takes the
+    ``arb_ternary_train.directory.RunDirectory`` of a run. It returns a
+    ``arb_ternary_train.report_page.sections.Contribution``, or None for runs that have nothing of
+    the plugin. What it returns is shown after the sections that every run has.
+
+    Called once, when the plugins are loaded. None or an empty sequence means that the plugin adds
+    nothing.
     """
     return ()

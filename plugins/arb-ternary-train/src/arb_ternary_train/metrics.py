@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -170,3 +170,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise ArbError(f"{path}:{number}: not a JSON object")
         records.append(record)
     return records
+
+
+def metric_names(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the numbers of steps and evaluations in records."""
+    numbers: dict[str, None] = {}
+    for record in records:
+        if record.get("event") in ("train", "validation"):
+            for key, value in record.items():
+                if key != "step" and isinstance(value, int | float):
+                    numbers.setdefault(key)
+    return list(numbers)

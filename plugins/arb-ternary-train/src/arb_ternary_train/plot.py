@@ -11,7 +11,7 @@ from attrs import frozen
 
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.metrics import metric_names, read_metrics
 
 #: Categorical colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -46,7 +46,7 @@ class Mark:
 
 
 @frozen
-class _Curves:
+class RunCurves:
     """The curves of one run.
 
     Attributes:
@@ -64,6 +64,11 @@ class _Curves:
     validation: Points
     draws: Points
     marks: Sequence[Mark]
+
+    @property
+    def name(self) -> str:
+        """The name of the run; matplotlib takes text between dollar signs for a formula."""
+        return self.run.path.resolve().name.replace("$", r"\$")
 
     @property
     def last_step(self) -> int:
@@ -97,12 +102,30 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
     Raises:
         ArbError: a run has no step yet, or no number of this name, or the file cannot be written.
     """
+    curves = [
+        read_curves(run, read_metrics(run.metrics_file), index, metric)
+        for index, run in enumerate(runs)
+    ]
+    figure = draw_curves(curves, metric)
+    names = " and ".join(each.name for each in curves)
+    title = names if len(runs) < 3 else f"{len(runs)} runs"
+    figure.axes[0].set_title(title, fontsize=11)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(destination)
+    except (OSError, ValueError) as error:
+        raise ArbError(f"{destination}: the figure cannot be written: {error}") from error
+
+
+def draw_curves(
+    curves: Sequence[RunCurves], metric: str, size: tuple[float, float] = (8.0, 5.0)
+) -> Any:
+    """Return the figure of :func:`plot_runs`, ``size`` in inches, without a title."""
     # The object interface draws without a display and without global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    curves = [_read_curves(run, index, metric) for index, run in enumerate(runs)]
-    figure = Figure(figsize=(8.0, 5.0), dpi=150, layout="constrained")
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     if any(count != 1 for each in curves for _, count in each.draws):
         axes, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -110,7 +133,7 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
     else:
         axes = lower = figure.add_subplot()
 
-    several = len(runs) > 1
+    several = len(curves) > 1
     for each in curves:
         _draw_curves(axes, each, several)
     draw_marks(
@@ -120,42 +143,43 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
     )
     baselines: dict[str, float] = {}
     if metric == "loss":
-        for run in runs:
-            baselines |= _baselines(run)
+        for each in curves:
+            baselines |= _baselines(each.run)
     _draw_baselines(axes, baselines)
 
     lower.set_xlabel("optimizer step")
-    axes.set_ylabel(_label(runs, metric))
-    names = " and ".join(run.path.name for run in runs)
-    axes.set_title(names if len(runs) < 3 else f"{len(runs)} runs", fontsize=11)
+    axes.set_ylabel(_label([each.run for each in curves], metric))
     axes.set_ylim(top=_highest(curves, baselines) * 1.05)
     for each_axes in {axes, lower}:
         each_axes.grid(color="0.9", linewidth=0.6)
         each_axes.set_axisbelow(True)
         each_axes.spines[["top", "right"]].set_visible(False)
     axes.legend(edgecolor="none", framealpha=0.9, fontsize=9)
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(destination)
-    except (OSError, ValueError) as error:
-        raise ArbError(f"{destination}: the figure cannot be written: {error}") from error
+    return figure
 
 
 # --- reading
 
 
-def _read_curves(run: RunDirectory, index: int, metric: str) -> _Curves:
-    """Read what is drawn of the run number ``index``.
+def read_curves(
+    run: RunDirectory, records: Sequence[dict[str, Any]], index: int, metric: str
+) -> RunCurves:
+    """Return what is drawn of the run number ``index``.
+
+    Args:
+        run: the run.
+        records: the records of its metrics file.
+        index: decides its colour.
+        metric: name of the number.
 
     Raises:
         ArbError: it has no number called ``metric``.
     """
-    records = read_metrics(run.metrics_file)
     train = _points(records, "train", metric)
     validation = _points(records, "validation", metric)
     if not train and not validation:
         raise _no_such_metric(metric, run, records)
-    return _Curves(
+    return RunCurves(
         run=run,
         colour=_COLOURS[index % len(_COLOURS)],
         train=train,
@@ -180,11 +204,7 @@ def _points(records: Sequence[dict[str, Any]], event: str, key: str) -> Points:
 
 def _no_such_metric(metric: str, run: RunDirectory, records: Sequence[dict[str, Any]]) -> ArbError:
     """Return the error for a run without a number called ``metric``."""
-    numbers: set[str] = set()
-    for record in records:
-        if record.get("event") in ("train", "validation"):
-            numbers |= {key for key, value in record.items() if isinstance(value, int | float)}
-    numbers.discard("step")
+    numbers = metric_names(records)
     if not numbers:
         return ArbError(f"{run.metrics_file}: no step has been taken yet; there is nothing to draw")
     return ArbError(
@@ -227,9 +247,9 @@ def _label(runs: Sequence[RunDirectory], metric: str) -> str:
 # --- drawing
 
 
-def _draw_curves(axes: Any, curves: _Curves, several: bool) -> None:
+def _draw_curves(axes: Any, curves: RunCurves, several: bool) -> None:
     """Draw the metric of one run in training and in evaluations."""
-    name = curves.run.path.name
+    name = curves.name
     colour = curves.colour
     if curves.train:
         steps, values = zip(*curves.train, strict=True)
@@ -251,7 +271,7 @@ def _draw_curves(axes: Any, curves: _Curves, several: bool) -> None:
         )
 
 
-def _highest(curves: Sequence[_Curves], baselines: Mapping[str, float]) -> float:
+def _highest(curves: Sequence[RunCurves], baselines: Mapping[str, float]) -> float:
     """Return the highest value that must be visible; single steps may be cut."""
     values = [*baselines.values()]
     for each in curves:
@@ -262,7 +282,7 @@ def _highest(curves: Sequence[_Curves], baselines: Mapping[str, float]) -> float
     return max(values)
 
 
-def _draw_draws(axes: Any, curves: Sequence[_Curves]) -> None:
+def _draw_draws(axes: Any, curves: Sequence[RunCurves]) -> None:
     """Draw micro-batches per step of each run: thin every step, thick smoothed."""
     with_steps = [each.draws for each in curves if each.draws]
     for index, points in enumerate(with_steps):

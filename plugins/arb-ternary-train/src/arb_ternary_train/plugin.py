@@ -131,4 +131,9 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             target="arb_ternary_train.cli.plot:plot",
             summary="Draw the curves of runs.",
         ),
+        CommandSpec(
+            name="report",
+            target="arb_ternary_train.cli.report:report",
+            summary="Write a page about runs.",
+        ),
     )

@@ -34,6 +34,7 @@ from arb_ternary_train.exact_arithmetic import exact_arithmetic
 from arb_ternary_train.fine_tuning import check_patterns
 from arb_ternary_train.identity import run_identity
 from arb_ternary_train.logbook import Logbook
+from arb_ternary_train.machine import processor_name
 from arb_ternary_train.memory import check_batches_fit
 from arb_ternary_train.metrics import MetricsWriter, NoMetrics
 from arb_ternary_train.model_state import load_weights, run_of
@@ -254,10 +255,12 @@ def _create(
     """Create the run directory."""
     config = resolved.config
     data = parts.data
+    device = resolve_device(config.device)
     record: dict[str, Any] = {
         "name": config.name,
         "seed": config.seed,
-        "device": str(resolve_device(config.device)),
+        "device": str(device),
+        "processor": processor_name(device),
         "backend": {"name": parts.backend.name, "source": parts.backend.source},
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
         "vocabulary_size": parts.vocabulary_size,

@@ -122,3 +122,8 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             summary="Make a pretrained model ternary.",
         ),
     )
+
+
+@hookimpl
+def arb_register_report_sections() -> Sequence[str]:
+    return ("arb_ternary_upcycle.report.sections:contribute",)

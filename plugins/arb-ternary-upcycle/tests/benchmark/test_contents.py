@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.report_page.page import write_page
 from arb_ternary_upcycle.report.contents import gather
+from arb_ternary_upcycle.report.sections import contribute
 from arb_ternary_upcycle.report.writing import refresh_report, write_report
 from arb_ternary_upcycle.store import Store
 
@@ -92,7 +95,6 @@ def test_refresh_rewrites_an_existing_report_only(first: Path) -> None:
 
 
 def test_results_of_tasks_are_a_table(first: Path) -> None:
-    assert gather(first).table("tasks") is None
     record = {
         "step": 2,
         "lm_eval": "0.4.13",
@@ -103,18 +105,30 @@ def test_results_of_tasks_are_a_table(first: Path) -> None:
         "metrics": {"acc,none": 0.25, "acc_stderr,none": 0.1, "nats_per_token": 1.5},
     }
     (first / "tasks.json").write_text(json.dumps({"quiz": record}))
-    table = gather(first).table("tasks")
-    assert table is not None
+    Store(first / "report" / "measurements", {"step": 2})
+    refresh_report(first)
     shared = {"task": "quiz", "samples": 20, "examples": 5, "step": 2}
-    assert table.to_json() == [
+    assert json.loads((first / "report" / "report.json").read_text())["tasks"] == [
         {**shared, "metric": "acc", "value": 0.25, "stderr": 0.1},
         {**shared, "metric": "nats per token", "value": 1.5, "stderr": None},
     ]
-    Store(first / "report" / "measurements", {"step": 2})
-    refresh_report(first)
+    assert (first / "report" / "tasks.csv").read_text().splitlines()[1] == (
+        "quiz,20,5,acc,0.25,0.1,2"
+    )
     page = (first / "report" / "report.html").read_text()
-    assert "<h2>Tasks</h2>" in page
-    assert "<td>0.25</td><td>0.1</td>" in page
+    assert page.count("<h2>Tasks</h2>") == 1
+    assert re.search(r"<td>0.25</td>\s*<td>0.1</td>", page)
+
+
+def test_report_of_any_run_has_the_sections_of_upcycling(first: Path, tmp_path: Path) -> None:
+    write_page([first], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<h2>Projection to ternary weights</h2>" in page
+    assert "<h2>Block by block</h2>" in page
+    plain = make(tmp_path / "plain", [])
+    assert contribute(RunDirectory(plain)) is None
+    write_page([plain, first], tmp_path / "page.html")
+    assert "<h2>first: Block by block</h2>" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

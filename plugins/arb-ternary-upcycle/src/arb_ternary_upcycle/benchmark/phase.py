@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 from arb_ternary.config.fields import to_plain
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_train.evaluate import evaluation_mode
+from arb_ternary_train.machine import processor_name
 from arb_ternary_upcycle.benchmark.config import BenchmarkConfig
 from arb_ternary_upcycle.benchmark.latency import measure_latency, require_bench
 from arb_ternary_upcycle.benchmark.memory import measure_memory
@@ -145,19 +144,11 @@ def _machine(context: TrainingContext) -> dict[str, Any]:
     return {
         "device": str(context.device),
         "gpu": gpu,
-        "processor": _processor(),
+        "processor": processor_name(torch.device("cpu")),
         "threads": torch.get_num_threads(),
         "backend": context.backend.name,
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    """Return the processor's name on Linux, its architecture elsewhere."""
-    facts = Path("/proc/cpuinfo")
-    lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def build(config: BenchmarkConfig) -> BenchmarkPhase:

@@ -1,4 +1,4 @@
-"""The contents of a report, from the files of a run and of the runs that it started from."""
+"""What upcycling adds to a report, from the files of a run and of the runs that it started from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from attrs import frozen
 
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
-from arb_ternary_train.task_results import read_task_results
-from arb_ternary_upcycle.report.tables import Column, Table
+from arb_ternary_train.report_page.tables import Column, Table
 from arb_ternary_upcycle.stages import lineage
 from arb_ternary_upcycle.store import read_json, stored_plan
 from arb_ternary_upcycle.verification.reports import read_reports
@@ -74,15 +73,6 @@ _PROJECTION: Final = (
     Column("rounding", "error of rounding alone"),
     Column("zeros", "trits of 0", "share"),
 )
-_TASKS: Final = (
-    Column("task", "task", "text"),
-    Column("samples", "samples", "count"),
-    Column("examples", "examples", "count"),
-    Column("metric", "metric", "text"),
-    Column("value", "value"),
-    Column("stderr", "standard error"),
-    Column("step", "after steps", "count"),
-)
 _BLOCKS: Final = (
     Column("block", "block", "count"),
     Column("steps", "steps", "count"),
@@ -103,7 +93,7 @@ class Curve:
 
 @frozen
 class Contents:
-    """The contents of a report.
+    """What upcycling adds to a report.
 
     Attributes:
         name: of the run.
@@ -111,7 +101,6 @@ class Contents:
         tables: those that have rows.
         projection: medians of the projection's errors; empty without a projection.
         curves: of the phases that trained, oldest first.
-        config: the run's config file.
     """
 
     name: str
@@ -119,7 +108,6 @@ class Contents:
     tables: Sequence[Table]
     projection: Mapping[str, float]
     curves: Sequence[Curve]
-    config: str
 
     def table(self, name: str) -> Table | None:
         """Return the table of that name, if it has rows."""
@@ -136,7 +124,7 @@ class Contents:
 
 
 def gather(run: Path) -> Contents:
-    """Gather the contents of the report of a run directory.
+    """Gather what there is about a run directory.
 
     Raises:
         ArbError: one of its files is damaged.
@@ -176,14 +164,6 @@ def gather(run: Path) -> Contents:
             "Each number with its limit. A number at its limit passes.",
             _CHECKS,
             _checks(run),
-        ),
-        Table(
-            "tasks",
-            "Tasks",
-            "The student's newest results of arb eval --tasks, by lm-evaluation-harness. Examples: "
-            "questions with answers before each question.",
-            _TASKS,
-            _tasks(directory),
         ),
         Table(
             "latency",
@@ -234,14 +214,13 @@ def gather(run: Path) -> Contents:
         tables=[table for table in tables if table.rows],
         projection=projection.get("medians", {}),
         curves=curves,
-        config=directory.config_file.read_text(encoding="utf-8"),
     )
 
 
 def _facts(
     record: Mapping[str, Any], plan: Mapping[str, Any], machine: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    facts = {"data": str(record["data"]["name"]), "ids": f"{record['vocabulary_size']:,}"}
+    facts = {"ids": f"{record['vocabulary_size']:,}"}
     if "step" in plan:
         facts["measured after"] = f"{plan['step']:,} steps"
     if machine is not None:
@@ -307,23 +286,6 @@ def _checks(run: Path) -> list[dict[str, Any]]:
             relation = "at most" if judged["at_most"] else "at least"
             shared = {"label": report["label"], "fails_run": report["fails_run"]}
             rows.append({**judged, **shared, "relation": relation})
-    return rows
-
-
-def _tasks(directory: RunDirectory) -> list[dict[str, Any]]:
-    rows = []
-    for result in read_task_results(directory.task_results(), str(directory.tasks_file)):
-        for metric in result.metrics:
-            row = {
-                "task": result.task,
-                "samples": result.samples,
-                "examples": result.num_fewshot,
-                "metric": metric.title,
-                "value": metric.value,
-                "stderr": metric.stderr,
-                "step": result.step,
-            }
-            rows.append(row)
     return rows
 
 

@@ -1,8 +1,7 @@
-"""The figures of a report, as PNG."""
+"""The figures of a report."""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from arb_ternary_train.plot import smoothed
+from arb_ternary_train.report_page.tables import Table
 from arb_ternary_upcycle.report.contents import Contents, Curve
-from arb_ternary_upcycle.report.tables import Table
 
-#: Colours of the two models, also on the page; colour-blind readers can tell them apart (Okabe and
+#: Colours of the two models; colour-blind readers can tell them apart (Okabe and
 #: Ito, 2008).
 COLOURS: Final = {"teacher": "#0072B2", "student": "#D55E00"}
 _LINES: Final = (*COLOURS.values(), "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#404040")
@@ -39,9 +38,12 @@ _COMPARED: Final[Mapping[str, Sequence[tuple[str, str, float]]]] = {
 Lines = Mapping[str, Sequence[tuple[int, float]]]
 
 
-def draw_figures(contents: Contents) -> dict[str, bytes]:
-    """Draw what there are numbers for; PNG files by their names without ending."""
-    drawn: dict[str, bytes] = {}
+def draw_figures(contents: Contents) -> dict[str, Any]:
+    """Draw what there are numbers for; figures of matplotlib by the names of tables.
+
+    The figure ``training`` belongs to no table.
+    """
+    drawn: dict[str, Any] = {}
     for name, quantities in _COMPARED.items():
         table = contents.table(name)
         if table is not None:
@@ -74,14 +76,7 @@ def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
     return figure, panels
 
 
-def _png(figure: Any) -> bytes:
-    file = io.BytesIO()
-    # Without the version of the library and the date, the same numbers give the same file.
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
-
-
-def _bars(table: Table, quantities: Sequence[tuple[str, str, float]]) -> bytes:
+def _bars(table: Table, quantities: Sequence[tuple[str, str, float]]) -> Any:
     """Draw one panel per quantity, with a bar for each model at each combination of sizes."""
     models = {name: [row for row in table.rows if row["model"] == name] for name in COLOURS}
     sizes = [
@@ -104,10 +99,10 @@ def _bars(table: Table, quantities: Sequence[tuple[str, str, float]]) -> bytes:
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.14)
     panels[0].legend(frameon=False, fontsize=8)
-    return _png(figure)
+    return figure
 
 
-def _lines(lines: Lines, title: str) -> bytes:
+def _lines(lines: Lines, title: str) -> Any:
     """Draw lines over the blocks."""
     figure, (axes,) = _canvas(8.0, 3.4)
     for number, (name, points) in enumerate(lines.items()):
@@ -120,7 +115,7 @@ def _lines(lines: Lines, title: str) -> bytes:
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, fontsize=8, ncols=4)
-    return _png(figure)
+    return figure
 
 
 def _errors_by_linear(table: Table | None) -> Lines:
@@ -145,7 +140,7 @@ def _distances(table: Table | None) -> Lines:
     return {"first steps": first, "last steps": last}
 
 
-def _training(curves: Sequence[Curve]) -> bytes:
+def _training(curves: Sequence[Curve]) -> Any:
     columns = min(2, len(curves))
     rows = -(-len(curves) // columns)
     figure, panels = _canvas(8.0, 2.9 * rows, rows, columns)
@@ -164,4 +159,4 @@ def _training(curves: Sequence[Curve]) -> bytes:
         axes.set_xlabel("optimizer step", fontsize=9)
         axes.set_ylabel("loss", fontsize=9)
         axes.legend(frameon=False, fontsize=8)
-    return _png(figure)
+    return figure

@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from attrs import evolve
+
 from arb_ternary.errors import ArbError
 from arb_ternary_train.durable import replacing
+from arb_ternary_train.report_page.contents import tasks_table
+from arb_ternary_train.report_page.drawing import to_png
+from arb_ternary_train.report_page.page import write_page
+from arb_ternary_train.report_page.runs import read_runs
 from arb_ternary_upcycle.report.contents import MEASUREMENTS, gather
 from arb_ternary_upcycle.report.figures import draw_figures
-from arb_ternary_upcycle.report.page import make_page
 from arb_ternary_upcycle.store import PLAN_FILE, save_json
 
 #: Folder of the report in a run.
@@ -20,19 +25,19 @@ def write_report(run: Path) -> Path:
     """Write the report of a run directory from its files, and return the path of the page.
 
     The files are ``report.json``, ``NAME.csv`` and ``NAME.tex`` for each table, ``NAME.png`` for
-    each figure, and ``report.html``. Each is replaced as a whole.
+    each figure, and ``report.html``, the page of ``arb report``. Each is replaced as a whole.
 
     Raises:
         ArbError: something in the run is damaged, or the report cannot be written.
     """
     contents = gather(run)
-    figures = draw_figures(contents)
-    files = {"report.html": make_page(contents, figures).encode()}
+    tasks = tasks_table(read_runs([run]))
+    if tasks.rows:
+        contents = evolve(contents, tables=[*contents.tables, tasks])
+    files = {f"{name}.png": to_png(each) for name, each in draw_figures(contents).items()}
     for table in contents.tables:
         files[f"{table.name}.csv"] = table.to_csv().encode()
         files[f"{table.name}.tex"] = table.to_latex().encode()
-    for name, image in figures.items():
-        files[f"{name}.png"] = image
     folder = run / FOLDER
     try:
         folder.mkdir(exist_ok=True)
@@ -43,8 +48,10 @@ def write_report(run: Path) -> Path:
         raise ArbError(
             f"{folder}: the report cannot be written: {error}", "Free some space, then --resume."
         ) from error
+    page = folder / "report.html"
+    write_page([run], page)
     save_json(folder / "report.json", contents.to_json())
-    return folder / "report.html"
+    return page
 
 
 def refresh_report(run: Path) -> None:

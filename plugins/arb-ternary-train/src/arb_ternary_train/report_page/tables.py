@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-Kind = Literal["text", "number", "count", "bytes", "seconds", "share"]
+#: "long" is a text of several words, "bar" a share that a page draws.
+Kind = Literal["text", "long", "number", "count", "bytes", "seconds", "share", "bar"]
 
 _LATEX: Final = str.maketrans(
     {
@@ -55,7 +56,7 @@ class Column:
     @property
     def is_text(self) -> bool:
         """Whether it is aligned to the left."""
-        return self.kind == "text"
+        return self.kind in ("text", "long")
 
 
 @frozen
@@ -122,7 +123,7 @@ def shown(value: Any, kind: Kind) -> str:
         return str(value)
     if kind in _UNITS:
         return _with_unit(value, _UNITS[kind])
-    if kind == "share":
+    if kind in ("share", "bar"):
         return f"{100 * value:.1f} %"
     if kind == "count":
         return f"{value:,.0f}"

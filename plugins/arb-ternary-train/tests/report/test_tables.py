@@ -1,19 +1,15 @@
-"""Tables, pages and figures, with values that need escaping."""
+"""Tables and their forms, with values that need escaping."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from html import unescape
 from typing import Any
 
 import pytest
 
-from arb_ternary_upcycle.report.contents import Contents, Curve
-from arb_ternary_upcycle.report.figures import draw_figures
-from arb_ternary_upcycle.report.page import make_page
-from arb_ternary_upcycle.report.tables import Column, Table, escape_latex, shown
+from arb_ternary_train.report_page.tables import Column, Table, escape_latex, shown
 
 HOSTILE = '\\a{b}_c & 50% of $x^2$ ~ #1 <script>alert("|")</script>'
 TABLE = Table(
@@ -95,52 +91,3 @@ def test_latex_escapes_special_characters() -> None:
 )
 def test_values_are_shown_with_four_figures_and_a_unit(value: Any, kind: Any, text: str) -> None:
     assert shown(value, kind) == text
-
-
-def test_page_escapes_the_name_of_the_run() -> None:
-    contents = Contents(
-        name=HOSTILE,
-        facts={"data": HOSTILE},
-        tables=[TABLE],
-        projection={},
-        curves=[Curve(HOSTILE, [(1, 2.0), (2, 1.0)], [])],
-        config=HOSTILE,
-    )
-    page = make_page(contents, draw_figures(contents))
-    assert "<script>" not in page
-    assert unescape(page).count(HOSTILE) == 5  # title, heading, fact, cell, config
-    assert "failed" in page
-    assert 'class="pill reported"' in page
-
-
-def test_empty_report_is_a_page() -> None:
-    contents = Contents(name="empty", facts={}, tables=[], projection={}, curves=[], config="")
-    assert draw_figures(contents) == {}
-    assert make_page(contents, {}).count("<section>") == 1
-
-
-def test_figures_of_projection_and_blocks() -> None:
-    columns = tuple(Column(name, name) for name in ("name", "held_out"))
-    rows = [
-        {"name": f"blocks.{block}.{name}", "held_out": 0.1 * block}
-        for block in range(3)
-        for name in ("attention.query", "feed_forward.down")
-    ]
-    errors = Table("projection", "", "", columns, [*rows, {"name": "head", "held_out": 0.3}])
-    blocks = Table(
-        "blockwise",
-        "",
-        "",
-        (),
-        [{"block": 0, "l1_first": 2.0, "l1": 1.0}, {"block": 1, "l1_first": "nan"}],
-    )
-    drawn = draw_figures(Contents("n", {}, [errors, blocks], {}, [], ""))
-    assert all(image.startswith(b"\x89PNG") for image in drawn.values())
-    assert drawn.keys() == {"projection", "blockwise"}
-    lost = Table("blockwise", "", "", (), [{"block": 0, "l1_first": "nan", "l1": "nan"}])
-    assert (
-        draw_figures(
-            Contents("n", {}, [Table("projection", "", "", columns, rows[:0]), lost], {}, [], "")
-        )
-        == {}
-    )
