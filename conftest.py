@@ -41,6 +41,10 @@ os.environ.setdefault(
     "TILELANG_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "tilelang")
 )
 
+# Trackers write no run of a test anywhere else.
+os.environ.setdefault("TRACKIO_DIR", str(Path(__file__).parent / ".pytest_cache" / "trackio"))
+os.environ.setdefault("WANDB_MODE", "disabled")
+
 _GPU = torch.cuda.is_available()
 
 #: Variables that pytest and torch set while a test runs, and TileLang and scikit-learn when they

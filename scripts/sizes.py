@@ -31,6 +31,7 @@ BUDGETS = {
     "arb-ternary-evals": 3.6,
     "arb-ternary-manifests": 15.8,
     "arb-ternary-text": 60.2,
+    "arb-ternary-track": 4.9,
     "arb-ternary-trainers": 14,
     "arb-ternary-upcycle": 54,
     "arb-ternary-progressive": 38.6,
@@ -50,7 +51,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 667
+TOTAL = 672
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
