@@ -188,6 +188,21 @@ def test_new_into_a_folder_that_is_not_there_says_so(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("study")
+def test_a_schema_is_written_for_editors() -> None:
+    assert main(["config", "new", "mine.yaml", "--schema"]) == 0
+    first, rest = Path("mine.yaml").read_text(encoding="utf-8").split("\n", 1)
+    assert first == "# yaml-language-server: $schema=mine.schema.json"
+    schema = Path("mine.schema.json").read_text(encoding="utf-8")
+    assert json.loads(schema) == json.loads(output("schema", "--document", "study"))
+    assert main(["config", "new", "plain.yaml"]) == 0
+    assert Path("plain.yaml").read_text(encoding="utf-8") == rest
+
+    Path("mine.yaml").unlink()
+    assert main(["config", "new", "mine.yaml", "--schema"]) == 2
+    assert not Path("mine.yaml").exists()
+    assert main(["config", "new", "mine.yaml", "--schema", "--force"]) == 0
+
+
 def test_new_explains_an_unknown_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "new", "--template", "shrt"]) == 2
     assert capsys.readouterr().err == (

@@ -40,7 +40,13 @@ if TYPE_CHECKING:
     default=True,
     help="Write what the template sets (default), or every option, the others as comments.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option(
+    "--schema",
+    "with_schema",
+    is_flag=True,
+    help="Also write a JSON Schema beside PATH, by which editors complete and check the config.",
+)
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option(
     "--list", "list_templates", is_flag=True, help="List the templates and write nothing."
 )
@@ -50,6 +56,7 @@ def new(
     path: Path,
     template: str | None,
     short: bool,
+    with_schema: bool,
     force: bool,
     list_templates: bool,
     as_json: bool,
@@ -72,13 +79,22 @@ def new(
     starter = _chosen(template, starters)
     document = document_called(starter.document)
     text = starter_config(starter, document, manager().registry, full=not short)
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path}: the file exists", hint="Use --force to replace it.") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    files = {path: text}
+    if with_schema:
+        beside = path.with_suffix(".schema.json")
+        files = {
+            beside: _schema_text(document, indent=2) + "\n",
+            path: f"# yaml-language-server: $schema={beside.name}\n{text}",
+        }
+    for file in files:
+        if file.exists() and not force:
+            raise ConfigError(f"{file}: the file exists", hint="Use --force to replace it.")
+    for file, content in files.items():
+        try:
+            with file.open("w" if force else "x", encoding="utf-8") as opened:
+                opened.write(content)
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
 
     if as_json:
         print_json({"path": str(path), "template": starter.name})
@@ -208,13 +224,14 @@ def _check_backend(loaded: LoadedConfig[Any]) -> None:
 @click.option("--json", "compact", is_flag=True, help="Print it on one line.")
 def schema(document: str | None, compact: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of config files, with every installed component."""
+    click.echo(_schema_text(document_called(document), indent=None if compact else 2))
+
+
+def _schema_text(spec: DocumentSpec, *, indent: int | None) -> str:
     from arb_ternary.config.schema import json_schema
 
-    spec = document_called(document)
     cls = load_target(f"document '{spec.name}':", spec.config)
-    found = json_schema(cls, manager().registry)
-    indent = None if compact else 2
-    click.echo(json.dumps(found, indent=indent, ensure_ascii=False))
+    return json.dumps(json_schema(cls, manager().registry), indent=indent, ensure_ascii=False)
 
 
 def _load(spec: DocumentSpec, path: Path, overrides: tuple[str, ...]) -> LoadedConfig[Any]:
