@@ -203,6 +203,7 @@ def test_a_schema_is_written_for_editors() -> None:
     assert main(["config", "new", "mine.yaml", "--schema", "--force"]) == 0
 
 
+@pytest.mark.usefixtures("study")
 def test_new_explains_an_unknown_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "new", "--template", "shrt"]) == 2
     assert capsys.readouterr().err == (
