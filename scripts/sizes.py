@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 #: here, where a reviewer sees it.
 BUDGETS = {
     "core": 59.8,
-    "arb-ternary-train": 60.4,
+    "arb-ternary-train": 67.8,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 54.3,
     "arb-ternary-chat": 8.5,
@@ -33,7 +33,7 @@ BUDGETS = {
     "arb-ternary-text": 60.2,
     "arb-ternary-track": 4.9,
     "arb-ternary-trainers": 14,
-    "arb-ternary-upcycle": 54,
+    "arb-ternary-upcycle": 52.3,
     "arb-ternary-progressive": 38.6,
     "arb-ternary-orchestrator": 26.8,
     "arb-ternary-bench": 70.2,
@@ -51,7 +51,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 672
+TOTAL = 678
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
