@@ -26,7 +26,7 @@ BUDGETS = {
     "core": 59.8,
     "arb-ternary-train": 67.8,
     "arb-ternary-distributed": 24,
-    "arb-ternary-interchange": 54.3,
+    "arb-ternary-interchange": 55.4,
     "arb-ternary-chat": 8.5,
     "arb-ternary-evals": 3.6,
     "arb-ternary-manifests": 15.8,

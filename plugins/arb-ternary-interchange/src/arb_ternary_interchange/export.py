@@ -12,7 +12,7 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError
 from arb_ternary_interchange.components import named_exporter
 from arb_ternary_interchange.importing import model_choice
-from arb_ternary_interchange.protocols import LosesMetadata
+from arb_ternary_interchange.protocols import Exporter, LosesMetadata
 from arb_ternary_train.build import versions_of
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
@@ -51,6 +51,15 @@ def export_model(
     """
     exporter = named_exporter(name, options)
     opened = open_model(source, accumulators=getattr(exporter, "writes_accumulators", True))
+    return export_opened(opened, destination, name, exporter)
+
+
+def export_opened(opened: OpenModel, destination: Path, name: str, exporter: Exporter) -> Exported:
+    """Write a model that has been read; ``name`` is that of the exporter.
+
+    Raises:
+        ArbError: the source is damaged, or cannot be written in this form.
+    """
     if opened.run is None:
         origin = opened.source.shown
         metadata = _foreign_metadata(opened)

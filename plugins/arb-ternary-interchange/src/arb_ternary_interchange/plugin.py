@@ -33,6 +33,11 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             target="arb_ternary_interchange.cli.inspect:inspect",
             summary="Say what is in a model file or a run.",
         ),
+        CommandSpec(
+            name="push",
+            target="arb_ternary_interchange.cli.push:push",
+            summary="Publish a model on the Hugging Face Hub.",
+        ),
     )
 
 
