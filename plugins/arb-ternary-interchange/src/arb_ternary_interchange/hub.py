@@ -177,7 +177,7 @@ def _explained(repository: str) -> Iterator[None]:
         UsageProblem: the hub refuses.
         EnvironmentProblem: it cannot be reached.
     """
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
     try:
         yield
