@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 #: Largest number of AST nodes by package, in thousands. A change that needs more raises its line
 #: here, where a reviewer sees it.
 BUDGETS = {
-    "core": 59.8,
+    "core": 60.4,
     "arb-ternary-train": 67.8,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 55.4,
@@ -36,7 +36,7 @@ BUDGETS = {
     "arb-ternary-upcycle": 52.3,
     "arb-ternary-progressive": 38.6,
     "arb-ternary-orchestrator": 26.8,
-    "arb-ternary-bench": 70.2,
+    "arb-ternary-bench": 73.5,
     "arb-ternary-testing": 33.4,
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
