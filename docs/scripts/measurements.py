@@ -24,6 +24,7 @@ from arb_ternary_bench.studies import (
     quality,
     reasoning,
     sample,
+    serving,
     step,
     trainer,
 )
@@ -214,6 +215,7 @@ TABLES = (
     ("whole-generate-7b", "generate-7b.json", table(generation.TABLE), (WHOLE,)),
     ("reasoning", "reasoning.json", table(reasoning.TABLE), (LANGUAGE,)),
     ("trainer", "trainer.json", table(trainer.TABLE), (LANGUAGE,)),
+    ("serving", "serving.json", table(serving.TABLE), (LANGUAGE,)),
     ("cpu-linear-amx", "cpu-kernels-amx.json", product_table, (KERNELS,)),
     ("cpu-back-amx", "cpu-kernels-amx.json", back_table, (KERNELS,)),
     ("cpu-update-amx", "cpu-kernels-amx.json", update_table, (KERNELS,)),
