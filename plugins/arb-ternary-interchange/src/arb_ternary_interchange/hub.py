@@ -22,7 +22,7 @@ _CARD: Final = "README.md"
 _USE: Final = """
 ## Use it
 
-With [ARB Ternary](https://pypi.org/project/arb-ternary/):
+With ARB Ternary:
 
 ```
 pip install "arb-ternary[hub,chat]"
@@ -45,7 +45,7 @@ _SIZE: Final = """
 
 @frozen
 class Publication:
-    """What is said about a published model.
+    """Options of a published model.
 
     Attributes:
         repository: ``org/name`` on the hub.
