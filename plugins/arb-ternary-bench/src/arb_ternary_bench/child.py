@@ -56,6 +56,11 @@ class Child:
     _process: subprocess.Popen[bytes]
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None, kw_only=True)
 
+    @property
+    def running(self) -> bool:
+        """Whether its end has not been seen yet, by :meth:`poll` or :meth:`wait`."""
+        return self._process.returncode is None
+
     def poll(self) -> Ended | None:
         """Return how it ended, or None while it runs. Not to be called again after that."""
         return self._reap(os.WNOHANG)
@@ -91,22 +96,28 @@ class Child:
         return Ended(code, usage.ru_maxrss * unit, usage.ru_utime + usage.ru_stime)
 
 
-def run_arb(arguments: list[str], threads: int, log: Path) -> Ended:
-    """Run ``arb`` in a process of its own, to the end.
+def start_arb(arguments: list[str], threads: int, log: Path) -> Child:
+    """Start ``arb`` in a process of its own.
 
     Args:
         arguments: what follows ``arb``.
         threads: of OpenMP.
         log: the file for what it prints.
-
-    Raises:
-        ArbError: it failed.
     """
     command = [sys.executable, "-m", "arb_ternary", *arguments]
     environment = for_child(OMP_NUM_THREADS=str(threads))
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    child = Child(f"arb {' '.join(arguments)}", log, process)
+    return Child(f"arb {' '.join(arguments)}", log, process)
+
+
+def run_arb(arguments: list[str], threads: int, log: Path) -> Ended:
+    """Run ``arb`` to the end; see :func:`start_arb` for the arguments.
+
+    Raises:
+        ArbError: it failed.
+    """
+    child = start_arb(arguments, threads, log)
     ended = child.wait()
     if ended.code:
         raise ArbError(f"{child.title} ended with {ended.code}", child.log_tail())
@@ -155,7 +166,7 @@ class AnsweringChild(Child):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.returncode is None:
+        if self.running:
             self.kill()
             self.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -10,8 +10,6 @@ from __future__ import annotations
 import random
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +19,8 @@ from typing import Any, Final
 from attrs import asdict, frozen
 
 from arb_ternary.config.options import option, positive
-from arb_ternary.environment import for_child
 from arb_ternary.errors import ArbError, UsageProblem
-from arb_ternary_bench.child import AnsweringChild, Child
+from arb_ternary_bench.child import AnsweringChild, Child, start_arb
 from arb_ternary_bench.generation.gguf_file import write_random_gguf
 from arb_ternary_bench.generation.shapes import SHAPES
 from arb_ternary_bench.machine import bench_facts, describe, load_average
@@ -108,19 +105,15 @@ def _ours(file: Path, options: ServingOptions, session: Session) -> Iterator[str
     """Run ``arb serve``; yield its origin."""
     port = _free_port()
     most = max(options.sequences)
-    command = [sys.executable, "-m", "arb_ternary", "serve", str(file), "--port", str(port)]
+    command = ["serve", str(file), "--port", str(port)]
     command += ["--max-sequences", str(most), "--threads", str(options.threads)]
-    log = session.folder / "serve.log"
-    environment = for_child(OMP_NUM_THREADS=str(options.threads))
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    child = Child(f"arb serve {file.name}", log, process)
+    child = start_arb(command, options.threads, session.folder / "serve.log")
     origin = f"http://127.0.0.1:{port}"
     try:
         _wait_for(f"{origin}/health", child)
         yield origin
     finally:
-        if process.returncode is None:
+        if child.running:
             child.stop()
             child.wait()
 
