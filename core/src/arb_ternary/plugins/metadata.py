@@ -58,7 +58,7 @@ class InstalledDistribution:
 
     @property
     def requirements(self) -> list[str]:
-        """What it requires, as its metadata spell it."""
+        """The requirements, as its metadata spell them."""
         head = self.metadata.partition("\n\n")[0]
         return re.findall(r"^Requires-Dist: *(.*?) *$", head, re.MULTILINE)
 

@@ -43,7 +43,7 @@ Request = tuple[Any, Sequence[int], Sequence[int]]
 
 @define
 class Measured:
-    """What was measured of the texts of a rolling task.
+    """Sums over the texts of a rolling task.
 
     Attributes:
         nats: their negative log-likelihood.

@@ -50,7 +50,7 @@ class Limits:
 
 
 class Api:
-    """What the server does with requests.
+    """Answers requests.
 
     Args:
         workers: the models; the first one answers requests that name none.

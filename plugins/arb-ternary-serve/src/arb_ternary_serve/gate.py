@@ -1,4 +1,4 @@
-"""What every request passes: whom the server answers, and what it notes of each request."""
+"""Checks that every request passes, and the record that the server keeps of each."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _COUNTERS = {
 
 
 class Metrics:
-    """What the server counts.
+    """The counts of the server.
 
     Attributes:
         requests: requests by endpoint and status.
@@ -52,7 +52,7 @@ class Metrics:
 
 
 class _Loads(Collector):
-    """What the engines of the models say."""
+    """The loads of the engines of all models."""
 
     def __init__(self, workers: Iterable[ModelWorker]) -> None:
         self._workers = workers

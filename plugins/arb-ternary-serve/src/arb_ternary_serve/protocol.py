@@ -185,7 +185,7 @@ BODIES: Final[Mapping[Kind, Schema]] = {
 
 @frozen
 class Request:
-    """What a client asks for.
+    """A checked request of a client.
 
     Attributes:
         kind: the endpoint.

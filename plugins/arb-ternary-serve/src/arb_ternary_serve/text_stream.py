@@ -28,7 +28,7 @@ class Token:
 
 @frozen
 class Part:
-    """What can be shown of an answer after an event.
+    """The part of an answer that can be shown after an event.
 
     Attributes:
         text: more of the text.

@@ -1,4 +1,4 @@
-"""What a tracker is given: plain values that nothing changes any more."""
+"""Points that a tracker is given: plain values that nothing changes any more."""
 
 from __future__ import annotations
 
