@@ -17,23 +17,18 @@ from arb_ternary.plugins.manager import manager
 
 def machine_facts() -> dict[str, Any]:
     """Return processor, cores, system and library versions."""
+    import torch
+
+    from arb_ternary_train.machine import processor_name
+
     return {
-        "processor": _processor(),
+        "processor": processor_name(torch.device("cpu")),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": version("torch"),
         "arb-ternary-core": version("arb-ternary-core"),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def bench_facts(backends: Sequence[str]) -> dict[str, Any]:

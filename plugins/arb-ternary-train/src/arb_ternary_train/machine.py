@@ -1,4 +1,4 @@
-"""Says what a run computes on."""
+"""The processor or GPU that a run computes on."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ def processor_name(device: torch.device) -> str:
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return names[0] if names else platform.processor() or platform.machine()
