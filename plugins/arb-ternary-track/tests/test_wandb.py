@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from arb_ternary_train import build
 from arb_ternary_train.metrics import read_metrics
 
 wandb = pytest.importorskip("wandb")
+choose_mode = importlib.import_module("arb_ternary_track.wandb_writer").choose_mode
 
 TRACKERS = "trackers=[{name: wandb, project: plays, layers_every: 4, wait: 120}]"
 
@@ -90,12 +92,29 @@ def test_a_resumed_run_has_each_step_once(tiny: Any) -> None:
     check(run, parts=2)
 
 
-def test_without_a_key_it_is_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arb_ternary_track.wandb_writer import choose_mode
-
+def test_without_a_key_it_is_offline() -> None:
     assert choose_mode() == "offline"
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert choose_mode() == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [("disabled", "disabled"), ("online", "online"), ("dryrun", "offline"), ("run", "online")],
+)
+def test_the_mode_that_is_set_is_used(
+    given: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", given)
+    assert choose_mode() == mode
+
+
+def test_an_unknown_mode_is_said_and_changes_nothing(
+    tiny: Any, files_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _ = tiny.run("plain")
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    run, _ = tiny.run("run", TRACKERS)
+    assert files_in(run.path) == files_in(plain.path)
+    assert "WANDB_MODE: wandb has no mode 'ofline'" in run.log_file.read_text()
 
 
 def children() -> list[int]:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 import wandb
 
+from arb_ternary.errors import UsageProblem
 from arb_ternary_track.config import WandbConfig
 from arb_ternary_track.points import Point, TrackedRun
 from arb_ternary_track.variables import WANDB_MODE
 from arb_ternary_track.writer import Writer
+
+Mode = Literal["online", "offline", "disabled", "shared"]
+#: The values of ``WANDB_MODE``. The last two are wandb's older names.
+_MODES: Final[dict[str, Mode]] = {
+    "online": "online",
+    "offline": "offline",
+    "disabled": "disabled",
+    "shared": "shared",
+    "run": "online",
+    "dryrun": "offline",
+}
 
 
 class WandbWriter(Writer):
@@ -38,7 +50,7 @@ class WandbWriter(Writer):
             name=config.run_name or run.name,
             id=run.id,
             dir=str(folder),
-            mode=mode,  # type: ignore[arg-type]
+            mode=mode,
             config=dict(run.config),
             resume=None if offline else "allow",
             reinit="create_new",
@@ -63,11 +75,19 @@ class WandbWriter(Writer):
         self._run.finish(exit_code=int(failed))
 
 
-def choose_mode() -> str:
-    """Return the mode that the user has set; otherwise online if there is a key, or offline."""
-    mode = WANDB_MODE.read()
-    if mode:
-        return mode
-    # This asks nobody and sends nothing.
-    has_key = wandb.login(prompt=False, verify=False)
-    return "online" if has_key else "offline"
+def choose_mode() -> Mode:
+    """Return the mode that the user has set; otherwise online if there is a key, or offline.
+
+    Raises:
+        UsageProblem: ``WANDB_MODE`` is set to a value that wandb does not have.
+    """
+    wanted = WANDB_MODE.read()
+    if not wanted:
+        # This asks nobody and sends nothing.
+        has_key = wandb.login(prompt=False, verify=False)
+        return "online" if has_key else "offline"
+    if wanted not in _MODES:
+        raise UsageProblem(
+            f"WANDB_MODE: wandb has no mode {wanted!r}", f"use one of {', '.join(_MODES)}"
+        )
+    return _MODES[wanted]
