@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm
 from arb_ternary.backends import ops
@@ -441,3 +442,27 @@ def test_bad_arguments_are_refused() -> None:
         TernaryLinear(6, 4, activations="int4")
     with pytest.raises(ValueError, match="scale_rule"):
         TernaryLinear(6, 4, scale_rule="correlation")
+
+
+def test_lookup_leaves_the_check_of_ids_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def embedding(ids: Tensor, weight: Tensor, *_: object) -> Tensor:
+        asked.append(ids.device)
+        return weight.new_empty((ids.shape[0], 64), dtype=torch.bfloat16)
+
+    monkeypatch.setattr(ops, "kernel", lambda *_: embedding)
+    # A tensor of this mode has no values: reading one, for which a host would wait, raises.
+    with FakeTensorMode():
+        state = TernaryEmbedding(40, 64, backend="torch").vote_state()
+        state = state._replace(weight=torch.empty_like(state.weight, device="cuda"))
+        ids = torch.zeros(3, dtype=torch.int64, device="cuda")
+        rows = ops.embedding.function(ids, None, state, torch.bfloat16, "float")
+    assert rows.shape == (3, 64)
+    assert asked == [torch.device("cuda", 0)]
+
+
+def test_lookup_on_the_cpu_says_which_ids_are_outside() -> None:
+    state = TernaryEmbedding(40, 64, backend="torch").vote_state()
+    with pytest.raises(IndexError, match=r"ids must lie in 0\.\.39, got -1\.\.40"):
+        ops.embedding.function(torch.tensor([3, -1, 40]), None, state, torch.bfloat16, "float")

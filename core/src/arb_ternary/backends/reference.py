@@ -189,7 +189,8 @@ def embedding(
     """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
 
     Raises:
-        IndexError: an id is outside ``0 .. N - 1``.
+        IndexError: an id is outside ``0 .. N - 1``. On a GPU ``index_select`` asserts it on the
+            device, and the host does not wait.
     """
     rows = WeightShape(ids_M.shape[0], shape.in_features, shape.group_size)
     packed_rows = packed.index_select(0, ids_M)

@@ -77,7 +77,8 @@ class TernaryEmbedding(TernaryModule):
         """Look up integer ``ids [...]``: ``[..., K]`` in ``dtype``.
 
         Raises:
-            IndexError: an id is outside ``0 .. N - 1``.
+            IndexError: an id is outside ``0 .. N - 1``. On a GPU this is a device-side assertion,
+                as for torch's embedding.
         """
         flat = ids.reshape(-1).to(torch.int64)
         rows = self.look_up(flat, self.dtype)
