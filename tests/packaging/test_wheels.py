@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from email.message import Message
@@ -50,6 +53,13 @@ def read_wheel(wheel: Path) -> tuple[set[str], Message, str]:
         entry_points = [name for name in names if name.endswith(".dist-info/entry_points.txt")]
         text = archive.read(entry_points[0]).decode() if entry_points else ""
         return names, Parser().parsestr(archive.read(metadata).decode()), text
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Return the files of a wheel without what is compiled."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith((".so", "/RECORD"))]
+        return {name: archive.read(name) for name in names}
 
 
 def write_config(folder: Path, optimizer: str) -> Path:
@@ -191,6 +201,26 @@ def test_a_distribution_asks_for_versions_that_are_here(
     assert project.name == CORE or CORE in requirements
 
 
+@pytest.mark.slow
+def test_a_source_archive_builds_the_same_wheel(
+    project: Any, wheels: Callable[..., Path], tmp_path: Path
+) -> None:
+    def build(*arguments: str) -> None:
+        scripts = sysconfig.get_path("scripts")
+        path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
+        command = [sys.executable, "-m", "build", "--no-isolation", *arguments]
+        subprocess.run(command, env={**os.environ, "PATH": path, "RELEASE": "1"}, check=True)
+
+    build("--sdist", "--outdir", str(tmp_path), str(project.folder))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    build("--wheel", "--outdir", str(tmp_path), str(source))
+    (wheel,) = tmp_path.glob("*.whl")
+    assert contents(wheel) == contents(wheels(project))
+
+
 # --- installed
 
 
@@ -297,6 +327,30 @@ def test_a_native_backend_that_is_installed_trains_by_default(
         "import arb_ternary_cpu._native as n; print(n.__file__)", cwd=tmp_path
     )
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
+
+
+def test_what_is_released_trains_exports_generates_and_goes(
+    clean_environment: Any,
+    install: Callable[..., Any],
+    projects: Mapping[str, Any],
+    tmp_path: Path,
+) -> None:
+    install(METAPACKAGE)
+    install(BACKEND)
+    config = write_config(tmp_path, "scaled_votes")
+    for arguments in (
+        ("train", str(config), "--run-dir", "run", "-o", "model.architecture=qwen3"),
+        ("export", "run", "model.gguf", "--format", "gguf"),
+        ("generate", "model.gguf", "--prompt", "the", "--max-new-tokens", "4"),
+    ):
+        done = clean_environment.arb(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the")
+
+    clean_environment.pip("uninstall", "--yes", "--quiet", *projects)
+
+    place = clean_environment.python.parents[1]
+    assert [file for file in place.rglob("*") if "arb" in file.name] == []
 
 
 @pytest.mark.parametrize("name", ["tilelang", pytest.param("triton", marks=pytest.mark.slow)])
