@@ -26,12 +26,12 @@ BUDGETS = {
     "core": 60.4,
     "arb-ternary-train": 67.8,
     "arb-ternary-distributed": 24,
-    "arb-ternary-interchange": 55.4,
+    "arb-ternary-interchange": 55.5,
     "arb-ternary-chat": 8.5,
     "arb-ternary-evals": 3.6,
     "arb-ternary-manifests": 15.8,
     "arb-ternary-text": 60.2,
-    "arb-ternary-track": 4.9,
+    "arb-ternary-track": 5.1,
     "arb-ternary-trainers": 14,
     "arb-ternary-upcycle": 52.3,
     "arb-ternary-progressive": 38.6,
@@ -51,7 +51,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 678
+TOTAL = 678.4
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}

@@ -98,6 +98,7 @@ class Recorder(Writer):
         self.key = "recorder"
         self.place = place
         self.error = error
+        self.reached = threading.Event()
         self.released = threading.Event()
         self.runs: list[TrackedRun] = []
         self.points: list[Point] = []
@@ -109,6 +110,7 @@ class Recorder(Writer):
             return
         if self.error is not None:
             raise self.error
+        self.reached.set()
         self.released.wait(60)
 
     def open(self, run: TrackedRun) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +13,8 @@ import pytest
 from arb_ternary import hookimpl
 from arb_ternary.errors import ConfigError
 from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_track.delivery import Delivery
+from arb_ternary_track.points import Point, TrackedRun
 
 
 class Killed(BaseException):
@@ -93,6 +98,25 @@ def test_a_tracker_that_hangs_changes_nothing(
     assert notes(run) == [
         "tracker test: 13 of 13 points are not written: it did not finish within 1 s"
     ]
+
+
+@pytest.mark.parametrize("place", ["open", "write"])
+def test_the_end_does_not_wait_for_a_tracker_that_hangs_already(
+    hanging: Any, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging.place = place
+    run = TrackedRun(id="", name="run", directory=tmp_path, step=0, resumed=False, config={})
+    delivery = Delivery(hanging, run, tmp_path / "progress.json", capacity=9)
+    delivery.offer(lambda: Point(kind="train", step=1, time=0.0, scalars={"loss": 1.0}))
+    assert hanging.reached.wait(60)
+    # Three times the wait have passed since the call began. The test itself has less time.
+    hour = 3_600
+    now = time.monotonic()
+    later = SimpleNamespace(monotonic=lambda: now + 3 * hour + 60)
+    monkeypatch.setattr("arb_ternary_track.delivery.time", later)
+    assert not delivery.close(hour, failed=False)
+    assert delivery.dropped == 1
+    assert not hanging.released.is_set()
 
 
 def test_a_full_queue_drops_points(

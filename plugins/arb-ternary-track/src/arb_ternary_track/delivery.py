@@ -17,6 +17,8 @@ from arb_ternary_track.writer import Progress, Writer
 
 #: Least seconds between two calls of a writer, so that it gets many points at a time.
 _PAUSE: Final = 0.2
+#: A call that has lasted so many times as long as the end of a run waits is taken to hang.
+_HANGS: Final = 3
 
 
 class Delivery:
@@ -45,6 +47,8 @@ class Delivery:
         self._written = 0
         self._failed = False
         self._broken = False
+        #: When the call of the writer began that has not ended.
+        self._call_began: float | None = None
         # None asks the thread to end.
         self._queue: Queue[Point | None] = Queue(capacity)
         self._closing = Event()
@@ -81,10 +85,15 @@ class Delivery:
     def close(self, seconds: float, *, failed: bool) -> bool:
         """Wait up to ``seconds`` for the rest; return whether everything has ended by then.
 
+        There is no wait for a writer that hangs already.
+
         Args:
             seconds: how long to wait.
             failed: whether the run has failed.
         """
+        began = self._call_began
+        if began is not None and time.monotonic() - began > _HANGS * seconds:
+            seconds = 0
         deadline = time.monotonic() + seconds
         self._failed = failed
         self._closing.set()
@@ -113,7 +122,8 @@ class Delivery:
             progress.rewind(self._run.step)
         # Before the first point: a run that is killed then has this identity too.
         progress.save()
-        self._writer.open(evolve(self._run, id=progress.id, resumed=resumed))
+        run = evolve(self._run, id=progress.id, resumed=resumed)
+        self._call(lambda: self._writer.open(run))
         return progress
 
     def _deliver(self, progress: Progress) -> bool:
@@ -128,12 +138,19 @@ class Delivery:
             new = progress.take_new(points)
             if new:
                 progress.save()
-                self._writer.write(new)
+                self._call(lambda: self._writer.write(new))
             self._written += len(points)
         except Exception as error:
             # The next points may find the disk or the network in order again.
             self._note_error(error)
         return len(points) == len(taken)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        self._call_began = time.monotonic()
+        try:
+            function()
+        finally:
+            self._call_began = None
 
     def _note_error(self, error: Exception) -> None:
         if self.error is None:
