@@ -115,3 +115,17 @@ def test_refusals_are_a_line(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert list(kept.iterdir()) == []
+
+
+def test_a_hub_that_cannot_be_reached_loses_nothing(
+    source: Path, tmp_path: Path
+) -> None:
+    before = {file: file.read_bytes() for file in source.iterdir()}
+    # Nothing listens on port 1.
+    home = tmp_path / "home"
+    done = push("http://127.0.0.1:1", home, str(source), "org/small", token="good")
+    assert done.returncode == 3
+    assert "push: the hub cannot be reached: " in done.stderr
+    assert "--dry-run FOLDER writes the files without it" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {file: file.read_bytes() for file in source.iterdir()} == before

@@ -111,6 +111,11 @@ def write_publication(source: str, folder: Path, publication: Publication) -> tu
             notes.append(f"no GGUF file is beside it: {error.what}")
         if publication.licence is None:
             notes.append("the card names no licence: --license ID")
+        start = None if opened.run is None else opened.run.directory.record().get("init_from")
+        if start is not None and publication.base_model is None:
+            notes.append(
+                f"the run began as {start}, and the card names no base model: --base-model ORG/NAME"
+            )
         counted = audit(opened.module)
         text = _USE.format(repository=publication.repository)
         size = ""
