@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 import click
 
+from formats import formats_page
 from render import (
     attribute_list,
     docstring,
@@ -569,6 +570,9 @@ def pages() -> dict[str, str]:
         "protocols.md": protocols_page(),
         "building-blocks.md": building_blocks_page(),
         "kernels.md": kernels_page(),
+        "formats.md": formats_page(
+            components("model"), components("exporter"), components("importer")
+        ),
         "api.md": api_page(),
         **config_pages(),
         **command_pages(),

@@ -187,3 +187,26 @@ def test_every_error_is_documented_with_its_exit_code() -> None:
         assert section.strip().startswith(
             f"Exit code {found.exit_code}." if isinstance(found, type) else "```python"
         )
+
+
+# --- models and formats
+
+
+def test_every_model_has_its_row_of_formats() -> None:
+    text = page("formats.md").partition("## Why not")[0]
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    head = next(line for line in text.splitlines() if line.startswith("| model |"))
+    formats = [name.strip(" `") for name in head.strip("|").split("|")][1:]
+    assert set(formats) == {found.name for found in ours("exporter")}
+    table = {cells[0]: dict(zip(formats, cells[1:], strict=True)) for cells in lines}
+    assert {name.partition("`,")[0].strip("`") for name in table} == {
+        found.name for found in ours("model")
+    }
+    # Each is held by tests of its own: tests/composition/exact and those of interchange.
+    for name, cells in table.items():
+        assert cells["safetensors"] == "every bit", name
+    for architecture in ("llama", "qwen3", "arcee", "bitnet"):
+        cells = table[f"`decoder`, `{architecture}`"]
+        assert (cells["gguf"], cells["hf"]) == ("weights", "weights")
+    assert (table["`vit`"]["gguf"], table["`vit`"]["hf"]) == ("no", "no")
+    assert "| `gguf` | a GGUF file holds a decoder, not a Vit |" in page("formats.md")
