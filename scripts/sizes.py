@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 #: here, where a reviewer sees it.
 BUDGETS = {
     "core": 60.4,
-    "arb-ternary-train": 67.8,
+    "arb-ternary-train": 67.9,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 55.5,
     "arb-ternary-chat": 8.5,
@@ -51,7 +51,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 25.6,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 678.4
+TOTAL = 678.5
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}

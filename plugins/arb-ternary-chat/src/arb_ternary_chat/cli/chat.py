@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.option("--system", metavar="TEXT", help="System message: how the model should answer.")
 @click.option(
     "--max-new-tokens",

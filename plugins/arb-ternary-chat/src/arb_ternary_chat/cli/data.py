@@ -39,7 +39,7 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("conversations")
+@click.argument("conversations", type=click.Path())
 @click.option(
     "--model",
     "source",
@@ -99,7 +99,7 @@ def show(conversations: str, source: str, first: int, block_size: int, too_long:
 
 
 @data.command()
-@click.argument("sources", nargs=-1, required=True)
+@click.argument("sources", nargs=-1, required=True, type=click.Path())
 @click.option(
     "--tokenizer",
     required=True,
@@ -132,7 +132,7 @@ def prepare(
 
 
 @data.command("tokenizer")
-@click.argument("sources", nargs=-1, required=True)
+@click.argument("sources", nargs=-1, required=True, type=click.Path())
 @click.option("--vocabulary-size", type=click.IntRange(min=257), default=8192, show_default=True)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A .json file."

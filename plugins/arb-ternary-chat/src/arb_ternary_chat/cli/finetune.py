@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source")
-@click.argument("data")
+@click.argument("source", type=click.Path())
+@click.argument("data", type=click.Path())
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

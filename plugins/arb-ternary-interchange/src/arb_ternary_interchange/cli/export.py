@@ -11,7 +11,7 @@ from arb_ternary.cli.output import print_notes
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option(
     "--format",

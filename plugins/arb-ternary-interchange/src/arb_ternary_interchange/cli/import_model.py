@@ -12,7 +12,7 @@ from arb_ternary_train.openmp import wait_passively
 
 
 @click.command("import")
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--format",

@@ -26,7 +26,7 @@ _LONGEST: Final = 72
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @click.option(
     "--format",
     "name",

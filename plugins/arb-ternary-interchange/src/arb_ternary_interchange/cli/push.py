@@ -11,7 +11,7 @@ from arb_ternary.cli.output import print_notes
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.argument("repository", metavar="ORG/NAME")
 @click.option("--private", is_flag=True, help="Make a new repository private.")
 @click.option("--base-model", metavar="ORG/NAME", help="The model that this one was made from.")

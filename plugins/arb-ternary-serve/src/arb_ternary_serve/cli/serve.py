@@ -32,7 +32,7 @@ def _read_bytes(_context: click.Context, _parameter: click.Parameter, value: str
 
 
 @click.command()
-@click.argument("source", required=False)
+@click.argument("source", required=False, type=click.Path())
 @click.option(
     "--model",
     "named",

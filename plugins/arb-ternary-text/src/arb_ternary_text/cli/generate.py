@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.option("--prompt", default="\n", help="Text to continue; default: a new line.")
 @click.option("--max-new-tokens", type=click.IntRange(min=0), default=200, show_default=True)
 @sampling_options

@@ -16,7 +16,7 @@ from arb_ternary_train.openmp import wait_passively
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.option(
     "--batches",
     type=click.IntRange(min=1),

@@ -107,7 +107,7 @@ def generator_for(config: RunConfig | None) -> Registered:
 
 
 @click.command(cls=Handover)
-@click.argument("source")
+@click.argument("source", type=click.Path())
 @click.option(
     "--with",
     "named",

@@ -9,7 +9,7 @@ from arb_ternary.cli.output import print_json, print_notes, print_table
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @plugin_files
 @as_json
 def inspect(model: str, as_json: bool) -> None:

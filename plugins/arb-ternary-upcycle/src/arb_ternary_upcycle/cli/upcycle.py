@@ -40,7 +40,7 @@ upcycle.add_command(inspect)
 
 
 @upcycle.command("run")
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
