@@ -26,22 +26,49 @@ def page_id(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
+    done = subprocess.run(
+        [*command, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "site" / "reference" / "hooks" / "index.html").is_file()
-    assert (tmp_path / "site" / "reports" / "what-rules-learn" / "index.html").is_file()
-    assert not (tmp_path / "site" / "scripts").exists()
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    assert (site / "reference" / "hooks" / "index.html").is_file()
+    assert (site / "reports" / "what-rules-learn" / "index.html").is_file()
+    assert not (site / "scripts").exists()
+
+
+def links_of(page: Path) -> set[Path]:
+    """Return the pages that the text of a page links to, without the navigation around it."""
+    article = re.search("<article.*?</article>", page.read_text(encoding="utf-8"), re.S)
+    assert article is not None
+    targets = re.findall('href="([^"#?]+)', article[0])
+    found = {(page.parent / target).resolve() for target in targets if "://" not in target}
+    return {target / "index.html" for target in found if target.is_dir()}
+
+
+def test_a_stranger_finds_the_way_in_two_clicks(site: Path) -> None:
+    first = links_of(site / "index.html")
+    within = first.union(*map(links_of, first))
+    # What a stranger looks for, with words of the page that answers.
+    wanted = {
+        "tutorial/first-run": ("pip install .", "arb train first.yaml"),
+        "how-to/fine-tune": ("arb finetune",),
+        "tutorial/conversations": ("arb chat",),
+        "how-to/serve": ("arb serve",),
+        "how-to/write-an-optimizer-plugin": ("arb plugins new",),
+    }
+    for name, words in wanted.items():
+        page = site / name / "index.html"
+        assert page in within, f"{name} is further than two clicks from the front page"
+        text = re.sub("<[^>]*>", "", page.read_text(encoding="utf-8"))
+        assert all(word in text for word in words), name
 
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=page_id)
