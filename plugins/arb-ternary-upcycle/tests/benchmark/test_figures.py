@@ -37,3 +37,16 @@ def test_figures_of_projection_and_blocks() -> None:
         )
         == {}
     )
+
+
+def test_the_legend_hides_no_bar() -> None:
+    rows = [{"model": name, "perplexity": 14.0} for name in ("teacher", "student")]
+    table = Table("perplexity", "", "", (), rows)
+    figure = draw_figures(Contents("n", {}, [table], {}, []))["perplexity"]
+    figure.draw_without_rendering()
+    (legend,) = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    box = legend.get_window_extent()
+    drawn = [bar for axes in figure.axes for bar in axes.patches]
+    texts = [text for axes in figure.axes for text in axes.texts]
+    assert len(drawn) == len(texts) == 2
+    assert not any(box.overlaps(each.get_window_extent()) for each in (*drawn, *texts))

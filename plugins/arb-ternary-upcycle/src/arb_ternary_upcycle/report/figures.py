@@ -98,7 +98,10 @@ def _bars(table: Table, quantities: Sequence[tuple[str, str, float]]) -> Any:
         axes.set_title(title, fontsize=10, color=_INK, loc="left")
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.14)
-    panels[0].legend(frameon=False, fontsize=8)
+    # Above the panels, where it hides no bar.
+    handles, labels = panels[0].get_legend_handles_labels()
+    place = "outside upper right"
+    figure.legend(handles, labels, loc=place, ncols=2, frameon=False, fontsize=8)
     return figure
 
 
