@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 from arb_ternary.errors import ArbError, UsageProblem
 from arb_ternary_diffusion.images import cycle_labels, find_label, write_grid
 from arb_ternary_train.cli.generate import generate
+from arb_ternary_train.report_page.page import write_page
 from arb_ternary_train.restore import load_run, measure
 
 UNET = "model={name: unet, width: 8, layers: 1}"
@@ -48,6 +50,10 @@ def test_sample_grid_does_not_change_the_run(images: Any, files_in: Any) -> None
     with Image.open(grids[0]) as image:
         assert image.size == (4 * 32 + 3 * 2, 3 * 32 + 2 * 2)  # ten in a square
     assert grids[0].read_bytes() != grids[1].read_bytes()
+    page = tracked.path / "report.html"
+    write_page([tracked.path], page)
+    encoded = base64.b64encode(grids[1].read_bytes()).decode("ascii")
+    assert f'src="data:image/png;base64,{encoded}"' in page.read_text(encoding="utf-8")
     again, _ = images.run("again", tracker)
     assert (again.path / "samples" / grids[1].name).read_bytes() == grids[1].read_bytes()
 

@@ -143,6 +143,15 @@ def test_names_and_texts_are_escaped(make_run: Any) -> None:
     assert f"name: '{HOSTILE}'" in words(page)
 
 
+def test_dollars_in_names_are_no_formula(make_run: Any) -> None:
+    metrics = [step(1, 3.0), step(2, 2.0)]
+    runs = [make_run(name, metrics) for name in ("cost $a$", "b")]
+    figure = re.search("<svg.*?</svg>", page_of(*runs), re.DOTALL)
+    assert figure is not None
+    # A formula is drawn without the signs, and in other letters.
+    assert "cost $a$" in words(f"<body>{figure[0]}")
+
+
 def test_errors_leave_the_page_as_it_was(make_run: Any, tmp_path: Path) -> None:
     run = make_run("made", [step(1, 2.0)])
     page = tmp_path / "page.html"

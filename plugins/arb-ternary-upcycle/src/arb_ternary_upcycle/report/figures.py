@@ -100,7 +100,7 @@ def _bars(table: Table, quantities: Sequence[tuple[str, str, float]]) -> Any:
         axes.margins(y=0.14)
     # Above the panels, where it hides no bar.
     handles, labels = panels[0].get_legend_handles_labels()
-    place = "outside upper right"
+    place = "outside upper left"
     figure.legend(handles, labels, loc=place, ncols=2, frameon=False, fontsize=8)
     return figure
 
