@@ -290,6 +290,27 @@ def test_an_explanation_of_an_unknown_backend_is_the_error(install_plugin, capsy
 # --- doctor
 
 
+@pytest.mark.parametrize(
+    ("written", "setting", "pages"),
+    [
+        ("always [madvise] never\n", "madvise", "huge"),
+        ("[always] madvise never\n", "always", "huge"),
+        ("always madvise [never]\n", "never", "ordinary"),
+        (None, "none", "ordinary"),
+    ],
+)
+def test_doctor_says_on_which_pages_models_lie(
+    written, setting, pages, monkeypatch, tmp_path, capsys
+):
+    file = tmp_path / "enabled"
+    if written is not None:
+        file.write_text(written)
+    monkeypatch.setattr("arb_ternary.cli.doctor._HUGE_PAGES", file)
+    assert as_json(capsys, "doctor")["huge_pages"] == setting
+    line = f"pages     {setting}: a loaded model lies on {pages} pages\n"
+    assert line in printed(capsys, "doctor")
+
+
 def test_doctor_reports_what_there_is(install_plugin, monkeypatch, capsys):
     install_plugin("good", GOOD)
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "torch")

@@ -24,6 +24,8 @@ from arb_ternary.plugins.manager import manager
 #: Distributions that the core itself needs. Those that components declare follow in the report, and
 #: then those of the plugins.
 _LIBRARIES = ("pluggy", "attrs", "cattrs", "click", "rich")
+#: Linux: whether a program may have pages of 2 MiB (:mod:`arb_ternary.ternary.huge_pages`).
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @click.command()
@@ -56,6 +58,7 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
         "plugins": [record.to_json() for record in manager().records],
         "backend": backend,
         "backends": describe_backends(device),
+        "huge_pages": _huge_pages(),
         "environment": given(manager().variables),
         "unrecognised_variables": unrecognised(manager().variables),
         "disk": {"folder": str(folder), "free_bytes": disk.free, "total_bytes": disk.total},
@@ -76,6 +79,7 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
             "platform": platform.platform(),
             "torch": torch_line,
             "backend": backend_line,
+            "pages": _pages_line(facts["huge_pages"]),
             "disk": f"{disk.free / 2**30:.1f} GiB free of {disk.total / 2**30:.1f} in {folder}",
         }
         click.echo("```text\n" if report else "", nl=False)
@@ -111,6 +115,24 @@ def _torch(problems: list[ArbError]) -> tuple[dict[str, Any], str]:
         "hip": torch.version.hip,
     }
     return facts, f"{torch.__version__}, {threads} threads, {cpu}, {accelerator}"
+
+
+def _huge_pages() -> str:
+    """Return the system's setting of transparent huge pages: ``always``, ``madvise`` or ``never``.
+
+    ``none`` if the system has no such setting.
+    """
+    try:
+        text = _HUGE_PAGES.read_text(encoding="ascii")
+    except OSError:
+        return "none"
+    return text.partition("[")[2].partition("]")[0] or "none"
+
+
+def _pages_line(setting: str) -> str:
+    """Return one line about the pages on which loaded weights lie."""
+    pages = "huge pages" if setting in ("always", "madvise") else "ordinary pages"
+    return f"{setting}: a loaded model lies on {pages}"
 
 
 def _backend(device: str, problems: list[ArbError]) -> tuple[dict[str, Any], str]:

@@ -16,6 +16,7 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import load_target
+from arb_ternary.ternary.huge_pages import move_to_huge_pages
 from arb_ternary_train.build import without_accumulators
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
@@ -134,6 +135,7 @@ def open_model(
     """
     if find_run(source) is not None:
         run = load_run(Path(source), backend=backend, device=device, accumulators=accumulators)
+        move_to_huge_pages(run.model)
         found = _source_of_run(run.directory, run.config, str(source))
         return OpenModel(found, run.model, run.device, run.backend, run)
 
@@ -143,6 +145,7 @@ def open_model(
     chosen = select(request_backend(command_line=backend, device=place.type))
     with use_backend(chosen.name), without_accumulators(not accumulators), torch.no_grad():
         module = found.build().to(place)
+    move_to_huge_pages(module)
     return OpenModel(found, module.eval(), place, chosen.name)
 
 

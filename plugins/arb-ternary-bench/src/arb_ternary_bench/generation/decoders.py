@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.select import use_backend
+from arb_ternary.ternary.huge_pages import move_to_huge_pages
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
@@ -65,7 +66,9 @@ def ternary_decoder(
         model = Decoder(evolve(config, layers=1), shape.vocabulary)
     for _, module in ternary_modules(model):
         _draw_trits_(module, generator)
-    return _deep(model, config.layers)
+    deep = _deep(model, config.layers)
+    move_to_huge_pages(deep)
+    return deep
 
 
 def _draw_trits_(module: TernaryModule, generator: torch.Generator) -> None:
