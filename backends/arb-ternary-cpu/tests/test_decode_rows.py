@@ -133,7 +133,7 @@ def check(model: Decoder, numbers: CacheNumbers, seed: int, lengths: Sequence[in
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options) or "default")
-@pytest.mark.parametrize("numbers", ["float", "int8"])
+@pytest.mark.parametrize("numbers", ["float", "bfloat16", "int8"])
 def test_rows_give_the_bits_of_one_sequence_alone(
     isa: str, options: dict[str, Any], numbers: CacheNumbers
 ) -> None:
@@ -191,7 +191,7 @@ def test_sequences_share_the_blocks_of_their_beginning(isa: str) -> None:
     assert torch.equal(second, one_by_one(model, [*beginning, 30, 31], "float")[-1:])
 
 
-@pytest.mark.parametrize("numbers", ["float", "int8"])
+@pytest.mark.parametrize("numbers", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("options", VARIANTS[:4], ids=lambda each: "-".join(each) or "default")
 def test_a_prompt_gives_the_bits_of_its_tokens_one_by_one(
     isa: str, options: dict[str, Any], numbers: CacheNumbers

@@ -1,5 +1,5 @@
-"""Steps of the native decoder over keys and values kept as int8, beside the modules, and beside
-steps over floats.
+"""Steps of the native decoder over keys and values kept as int8 and in bfloat16, beside the
+modules, and beside steps over floats.
 """
 
 from __future__ import annotations
@@ -143,6 +143,49 @@ def test_the_bytes_that_a_step_keeps_are_those_of_quantize_rows(
         assert torch.equal(scale[:, :, :9].flatten(), wanted_scale)
         assert not code[:, :, 9:].any()
         assert not scale[:, :, 9:].any()
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options) or "default")
+@pytest.mark.parametrize(
+    ("prompt", "length"), [(4, 14), (60, 70)], ids=["short", "beyond the first room"]
+)
+def test_a_step_over_bfloat16_gives_the_logits_of_the_modules(
+    taken: list[bool],
+    options: dict[str, Any],
+    prompt: int,
+    length: int,
+    by_modules: Callable[[Any], Any],
+) -> None:
+    model = decoder(**options)
+    ids = tokens(2, length)
+    steps = decoded(model, ids, prompt, "bfloat16")
+    expected = decoded(by_modules(model), ids, prompt, "bfloat16")
+    assert taken == [True] * 10
+    relative = distances(steps, expected)
+    # A number next to the middle of two codes or of two bfloat16 may be rounded the other way.
+    rounding = 2 * 6 * 2 * 256**1.5 * torch.finfo(torch.float32).eps
+    assert relative.amax() < 8 / 127
+    assert relative.quantile(0.75) < rounding
+    floats = decoded(by_modules(model), ids, prompt, "float")
+    assert distances(expected, floats).amax() > rounding  # it makes a difference
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options) or "default")
+def test_the_bytes_that_a_step_keeps_in_bfloat16_are_rounded_floats(
+    taken: list[bool], options: dict[str, Any]
+) -> None:
+    # What is kept in the first layer does not depend on what attention reads.
+    model = decoder(**(options | {"layers": 1, "sliding_window": None}))
+    ids = tokens(3, 9)
+    floats = model.new_cache(3)
+    rounded = model.new_cache(3, "bfloat16")
+    for cache in (floats, rounded):
+        for token in ids.split(1, dim=1):
+            model(token, cache)
+    assert taken == [True] * 18
+    for whole, kept in zip(floats.layers[0].stored, rounded.layers[0].stored, strict=True):
+        assert kept.dtype == torch.bfloat16
+        assert torch.equal(whole.to(torch.bfloat16), kept)
 
 
 def test_bfloat16_is_as_close_to_float32_as_the_modules(

@@ -62,6 +62,7 @@ def run(make_run: Callable[..., Path]) -> Path:
 def origin(run: Path) -> Iterator[str]:
     """The address of ``arb serve`` with the run."""
     command = [sys.executable, "-m", "arb_ternary", "serve", str(run), "--port", "0"]
+    command += ["--cache", "float"]  # what is measured is the model, and not a format of its cache
     process = subprocess.Popen(
         [*command, "--threads", "1"], stdout=subprocess.PIPE, text=True, stderr=subprocess.STDOUT
     )

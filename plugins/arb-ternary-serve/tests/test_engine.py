@@ -99,7 +99,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     requests=arrivals(),
     kind=st.integers(0, len(KINDS) - 1),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    numbers=st.sampled_from(["float", "int8"]),
+    numbers=st.sampled_from(["float", "bfloat16", "int8"]),
     chunk=st.integers(1, 40),
     seats=st.integers(1, 5),
     blocks=st.integers(4, 12),
@@ -145,8 +145,9 @@ def test_logits_are_those_of_one_sequence_and_one_id_at_a_time(
 
 def block_bytes(model: Decoder, numbers: str) -> int:
     config = model.config
-    value_bytes = {torch.float32: 4, torch.bfloat16: 2}[model.embed(torch.tensor([[0]])).dtype]
-    row = config.key_features + 4 if numbers == "int8" else config.key_features * value_bytes
+    float_bytes = {torch.float32: 4, torch.bfloat16: 2}[model.embed(torch.tensor([[0]])).dtype]
+    value_bytes = {"float": float_bytes, "bfloat16": 2, "int8": 1}[numbers]
+    row = config.key_features * value_bytes + (4 if numbers == "int8" else 0)
     return 32 * config.layers * 2 * config.key_heads * row
 
 
@@ -202,7 +203,7 @@ def test_the_last_token_says_that_the_length_was_reached(backend: str) -> None:
 def test_log_probabilities_of_a_prompt(backend: str, chunk: int) -> None:
     model = decoder(backend, 0)
     prompt = list(range(1, {"cpu": 40, "torch": 12}[backend]))
-    engine = Engine(model, cache_bytes=LARGE, chunk=chunk)
+    engine = Engine(model, cache_bytes=LARGE, chunk=chunk, cache="float")
     for _ in range(2):  # the second time its blocks are known
         options = Options(max_new_tokens=0, logprobs=2, prompt_logprobs=True)
         handle = engine.submit(prompt, options)
@@ -224,7 +225,7 @@ def test_log_probabilities_of_the_end_of_a_prompt_reuse_its_beginning(
     backend: str, chunk: int
 ) -> None:
     model = decoder(backend, 0)
-    engine = Engine(model, cache_bytes=LARGE, chunk=chunk)
+    engine = Engine(model, cache_bytes=LARGE, chunk=chunk, cache="float")
     context = [each % VOCABULARY for each in range(70)]
     for number, end in enumerate(([3, 1, 4], [1, 5], [9, 2, 6, 5])):
         prompt = [*context, *end]
@@ -250,7 +251,7 @@ def test_log_probabilities_of_the_end_of_a_prompt_reuse_its_beginning(
 def test_log_probabilities_fill_the_context(backend: str) -> None:
     model = decoder(backend, 0)
     # One block less than the last id would need, which is not read.
-    engine = Engine(model, cache_bytes=5 * block_bytes(model, "float"))
+    engine = Engine(model, cache_bytes=5 * block_bytes(model, "float"), cache="float")
     prompt = [each % VOCABULARY for each in range(151)]
     engine.submit(prompt, Options(max_new_tokens=0, logprobs=0, prompt_logprobs=True))
     (event,) = run(engine)
@@ -284,7 +285,7 @@ def test_sequences_together_read_a_common_beginning_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [1, 2])
-@pytest.mark.parametrize("numbers", ["float", "int8"])
+@pytest.mark.parametrize("numbers", ["float", "bfloat16", "int8"])
 def test_modules_continue_what_the_sequence_before_has_read(kind: int, numbers: Any) -> None:
     model = decoder("torch", kind)
     engine = Engine(model, cache_bytes=LARGE, cache=numbers)
@@ -322,7 +323,7 @@ def test_a_known_beginning_is_not_read_again() -> None:
 
 def test_known_blocks_are_given_up_for_new_sequences() -> None:
     model = decoder("cpu", 0)
-    engine = Engine(model, cache_bytes=4 * block_bytes(model, "float"))
+    engine = Engine(model, cache_bytes=4 * block_bytes(model, "bfloat16"))
     for turn in range(6):
         prompt = [(turn + each) % VOCABULARY for each in range(90)]
         handle = engine.submit(prompt, Options(max_new_tokens=5, temperature=0))
@@ -336,7 +337,7 @@ def test_a_sequence_without_memory_waits_for_its_turn(backend: str) -> None:
     model = decoder(backend, 0)
     # The modules' caches double, so they need memory for twice the positions.
     blocks = {"cpu": 2, "torch": 3}[backend]
-    engine = Engine(model, cache_bytes=blocks * block_bytes(model, "float"))
+    engine = Engine(model, cache_bytes=blocks * block_bytes(model, "bfloat16"))
     long = Options(max_new_tokens=25)
     handles = [engine.submit([1] * 10, long), engine.submit([2] * 10, long)]
     small = engine.submit([3], Options(max_new_tokens=3))
@@ -421,7 +422,7 @@ def test_a_request_that_cannot_be_served_is_refused(
     ids: list[int], options: Options, message: str
 ) -> None:
     model = decoder("cpu", 0)
-    engine = Engine(model, cache_bytes=3 * block_bytes(model, "float"))
+    engine = Engine(model, cache_bytes=3 * block_bytes(model, "bfloat16"))
     with pytest.raises(UsageProblem, match=message):
         engine.submit(ids, options)
     assert engine.load.waiting == 0

@@ -152,7 +152,7 @@ def test_generate_continues_the_prompt_and_repeats_with_a_seed(
     )
     for options in ([], ["--cache", "float"], ["--cache", "int8"]):
         assert main(["generate", "here", "--prompt", "to", "--max-new-tokens", "3", *options]) == 0
-    assert made == ["float", "float", "int8"]
+    assert made == ["bfloat16", "float", "int8"]
     assert main(["generate", "here", "--unroll", "--cache", "int8"]) == 2
     assert "with --unroll there is no cache" in capsys.readouterr().err
 

@@ -28,8 +28,8 @@ from arb_ternary_cpu.arguments import (
     float_dtype,
 )
 
-#: Of the cache, where it is not rounded, and of what a step returns, with the native indices of
-#: what is kept.
+#: The dtypes of the residual stream, and of keys and values that are kept as floats, with their
+#: native indices.
 _STREAM_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 _KEPT_INT8: Final = 2
 
@@ -78,8 +78,8 @@ class DecodeStep:
 
         Args:
             ids_B: int64.
-            cache: keys and values of each layer in turn, ``[B, G, capacity, C]``, in the dtype of
-                the plan; or, rounded to int8 by ``quantize_rows``, with the scales of the keys and
+            cache: keys and values of each layer in turn, ``[B, G, capacity, C]``, in float32 or
+                bfloat16; or, rounded to int8 by ``quantize_rows``, with the scales of the keys and
                 of the values, float32 ``[B, G, capacity]``, behind those of each layer. The new
                 position is written to them, in the first case from what the products give, and in
                 the second rounded once, from float32; attention sees what is kept.
@@ -213,7 +213,10 @@ class DecodeStep:
                 (torch.float32, scales),
             ]
         else:
-            forms = [(decoder.dtype, rows)] * 2
+            kept = cache[0].dtype
+            if kept not in _STREAM_DTYPES:
+                return False
+            forms = [(kept, rows)] * 2
         for tensor, (dtype, size) in zip(cache, forms * layers, strict=True):
             if tensor.dtype is not dtype or tensor.shape != size or not tensor.is_contiguous():
                 return False
@@ -221,7 +224,7 @@ class DecodeStep:
                 return False
         self._cached = tuple(cache)
         self._capacity = slots[2]
-        self._kept_as = _KEPT_INT8 if rounded else _STREAM_DTYPES[decoder.dtype]
+        self._kept_as = _KEPT_INT8 if rounded else _STREAM_DTYPES[cache[0].dtype]
         self._addresses = torch.tensor([tensor.data_ptr() for tensor in cache], dtype=torch.int64)
         return True
 

@@ -63,6 +63,7 @@ def make_engine(model: Model) -> Engine:
         max_sequences=_TOGETHER,
         cache_bytes=max(_CACHE_BYTES, needed),
         chunk=_CHUNK,
+        cache="float",  # what is measured is the model, and not a format of its cache
         device=model.device,
     )
 

@@ -26,7 +26,7 @@ from arb_ternary_serve.block_pool import BEGINNING, BlockPool
 from arb_ternary_serve.runners import Piece, make_runner
 from arb_ternary_serve.sequence import Event, Finish, Options, SequenceState
 from arb_ternary_text.models.cache import CacheNumbers
-from arb_ternary_text.models.generate import CachedModel, check_ids
+from arb_ternary_text.models.generate import CachedModel, cache_format, check_ids
 
 
 @frozen
@@ -66,7 +66,8 @@ class Engine:
         max_sequences: largest number of sequences that run together.
         cache_bytes: memory for keys and values.
         chunk: largest number of positions of prompts that a step reads.
-        cache: format of keys and values: ``float``, the dtype of the model, or ``int8``.
+        cache: format of keys and values: ``bfloat16``, ``float``, the dtype of the model, or
+            ``int8``. None: bfloat16 if the model can keep them so, or else float.
         device: the device of the model.
 
     Raises:
@@ -80,7 +81,7 @@ class Engine:
         max_sequences: int = 16,
         cache_bytes: int,
         chunk: int = 256,
-        cache: CacheNumbers = "float",
+        cache: CacheNumbers | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         for name, value in (("max_sequences", max_sequences), ("chunk", chunk)):
@@ -89,7 +90,8 @@ class Engine:
         self._model = model
         self._chunk = chunk
         with torch.no_grad():
-            self._runner = make_runner(model, torch.device(device), cache, chunk)
+            numbers = cache_format(model, cache)
+            self._runner = make_runner(model, torch.device(device), numbers, chunk)
         size = self._runner.block_size
         blocks = cache_bytes // self._runner.block_bytes
         if blocks < 1:

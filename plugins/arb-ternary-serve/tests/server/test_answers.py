@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from arb_ternary.cli.main import main
 from arb_ternary_chat.model import Model
+from arb_ternary_text.models.generate import CachedReader
 
 #: A running server, of the file conftest.py.
 Running = Any
@@ -20,8 +20,8 @@ TURNS = [{"role": "system", "content": "be brief"}, {"role": "user", "content": 
 
 def log_probabilities(model: Model, ids: list[int]) -> Any:
     """Return those of the tokens that follow each id, computed by numpy: float64 ``[S, V]``."""
-    rows = [model.logits(ids[: length + 1])[-1] for length in range(len(ids))]
-    logits = torch.stack(rows).to(torch.float64).numpy()
+    reader = CachedReader(model.causal, model.device)
+    logits = reader.logits(ids).double().numpy()
     shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
@@ -119,7 +119,7 @@ def test_log_probabilities_are_those_of_the_logits(both: Running, pairs_model: M
     )["choices"][0]  # fmt: skip
     drawn: list[int] = []
     for _ in range(4):
-        drawn.append(int(pairs_model.logits([*ids, *drawn])[-1].argmax()))
+        drawn.append(int(log_probabilities(pairs_model, [*ids, *drawn])[-1].argmax()))
     expected = log_probabilities(pairs_model, [*ids, *drawn])
     reported = answer["logprobs"]
     assert reported["token_logprobs"][0] is None

@@ -1,4 +1,4 @@
-"""Caches of keys and values, as floats and rounded to int8."""
+"""Caches of keys and values, as floats, in bfloat16, and rounded to int8."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.cache import (
+    Bfloat16LayerCache,
     CacheNumbers,
     Int8LayerCache,
     KeyValueCache,
@@ -138,14 +139,17 @@ def test_an_int8_cache_is_saved_and_continued(float_decoder: Decoders, tokens: T
     assert torch.equal(model(ids[:, 15:], later), model(ids[:, 15:], cache))
 
 
-@pytest.mark.parametrize(("saved", "loaded"), [("int8", "float"), ("float", "int8")])
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [("int8", "float"), ("float", "int8"), ("bfloat16", "float"), ("float", "bfloat16")],
+)
 def test_the_state_of_another_format_is_refused(
     float_decoder: Decoders, tokens: Tokens, saved: CacheNumbers, loaded: CacheNumbers
 ) -> None:
     model = float_decoder()
     cache = model.new_cache(1, saved)
     model(tokens(1, 3), cache)
-    with pytest.raises(UsageProblem, match="the state is of a cache of the other format"):
+    with pytest.raises(UsageProblem, match=f"a cache of {saved}, and this one keeps {loaded}"):
         model.new_cache(1, loaded).load_state_dict(cache.state_dict())
 
 
@@ -154,10 +158,12 @@ def test_the_state_of_another_format_is_refused(
     [
         ("float", torch.float32, 4 * (4 + 4)),
         ("float", torch.bfloat16, 2 * (4 + 4)),
+        ("bfloat16", torch.float32, 2 * (4 + 4)),
+        ("bfloat16", torch.bfloat16, 2 * (4 + 4)),
         ("int8", torch.bfloat16, 4 + 4 + 8),
     ],
 )
-def test_bytes_per_token_of_an_int8_cache(
+def test_bytes_per_token(
     float_decoder: Decoders,
     tokens: Tokens,
     numbers: CacheNumbers,
@@ -182,10 +188,11 @@ def test_an_int8_cache_has_no_gradient(float_decoder: Decoders, tokens: Tokens) 
 
 
 def test_an_unknown_format_is_refused(float_decoder: Decoders) -> None:
-    with pytest.raises(UsageProblem, match="'int4' is not one of float, int8"):
+    with pytest.raises(UsageProblem, match="'int4' is not one of float, bfloat16, int8"):
         float_decoder().new_cache(1, "int4")  # type: ignore[arg-type]
     with pytest.raises(
-        UsageProblem, match="Decoder keeps keys and values as float or int8, not as 'int4'"
+        UsageProblem,
+        match="Decoder keeps keys and values as float or bfloat16 or int8, not as 'int4'",
     ):
         generate(float_decoder(), [1], max_new_tokens=1, cache="int4")  # type: ignore[arg-type]
 
@@ -222,6 +229,52 @@ def test_a_model_without_cache_formats_refuses_int8() -> None:
     assert list(generate(Plain(), [1], max_new_tokens=2, temperature=0.0)) == [0, 0]
     with pytest.raises(UsageProblem, match="Plain keeps keys and values as float, not as 'int8'"):
         generate(Plain(), [1], max_new_tokens=2, cache="int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bfloat16_rounds_to_the_nearest_even_number(dtype: torch.dtype) -> None:
+    keys = rows(2, 3, 6, 10)
+    # Halfway between two numbers: to the even one, downwards and upwards.
+    keys[0, 0, 0, :2] = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8])
+    cache = Bfloat16LayerCache()
+    cache.capacity = 9
+    seen, _ = cache.extend(keys.to(dtype), rows(2, 3, 6, 7).to(dtype), Span(0, 0))
+    bits = keys.numpy().view(np.uint32)
+    wanted = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    stored = cache.stored[0][:, :, :6].contiguous().view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(stored, wanted)
+    assert seen.dtype == dtype
+    np.testing.assert_array_equal(
+        seen.to(torch.float32).numpy(), (wanted << 16).astype(np.uint32).view(np.float32)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_kept_as_they_are(dtype: torch.dtype) -> None:
+    keys = torch.randn(1, 2, 3, 4).to(dtype)
+    cache = Bfloat16LayerCache()
+    cache.capacity = 3
+    seen, _ = cache.extend(keys, keys, Span(0, 0))
+    assert seen.dtype == cache.stored[0].dtype == dtype
+    assert torch.equal(seen, keys)
+
+
+def test_generation_keeps_keys_and_values_in_bfloat16(
+    float_decoder: Decoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    new_cache = Decoder.new_cache
+    monkeypatch.setattr(
+        Decoder, "new_cache", lambda *asked: made.append(asked[-1]) or new_cache(*asked)
+    )
+    model = float_decoder()
+    context = [1, 2, 3]
+    for _ in range(20):
+        cache = model.new_cache(1, "bfloat16")
+        context.append(int(model(torch.tensor([context]), cache)[0, -1].argmax()))
+    made.clear()
+    assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0)) == context[3:]
+    assert made == ["bfloat16"]
 
 
 def test_a_float_cache_returns_its_input() -> None:

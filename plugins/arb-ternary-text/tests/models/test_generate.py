@@ -191,7 +191,7 @@ def test_greedy_text_is_the_argmax_of_full_forward_passes(float_decoder: Decoder
     assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0)) == ids[3:]
 
 
-@pytest.mark.parametrize("cache", ["float", "int8"])
+@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [None, 8])
 def test_a_reader_goes_on_where_it_was_or_from_where_it_is_rewound(
     float_decoder: Decoders, window: int | None, cache: CacheNumbers

@@ -103,7 +103,7 @@ def test_rows_say_where_they_are_and_what_they_see(kernel: Kernel) -> None:
     ]
 
 
-@pytest.mark.parametrize("numbers", ["float", "int8"])
+@pytest.mark.parametrize("numbers", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_take_the_bytes_that_are_said(numbers: Any, dtype: torch.dtype) -> None:
     model = decoder(kv_heads=2)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--cache",
-    type=click.Choice(["float", "int8"]),
-    help="Format of the cached keys and values; int8 takes about half the memory of bfloat16. "
-    "Default: float, as computed.",
+    type=click.Choice(["bfloat16", "float", "int8"]),
+    help="Format of the cached keys and values: float as computed; int8 takes about half the "
+    "memory of bfloat16. Default: bfloat16.",
 )
 @load_options
 def generate(
@@ -73,7 +73,7 @@ def generate(
     if unroll:
         generator = getattr(model, "unroll", None)
     elif isinstance(model, CachedModel):
-        generator = partial(draw, model, cache=cache or "float")
+        generator = partial(draw, model, cache=cache)
     if generator is None:
         needed = "unroll" if unroll else "new_cache"
         name = opened.source.model["name"]

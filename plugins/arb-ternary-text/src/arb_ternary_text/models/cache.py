@@ -1,7 +1,7 @@
 """Keys and values of the tokens seen so far, for decoding and for training on streamed text.
 
-A cache keeps them as the model computes them (``float``), or rounded to ``int8``
-(:class:`Int8LayerCache`).
+A cache keeps them as the model computes them (``float``), in at most 16 bits
+(:class:`Bfloat16LayerCache`), or rounded to ``int8`` (:class:`Int8LayerCache`).
 
 A forward pass first calls :meth:`KeyValueCache.reserve`, then each layer's
 :meth:`LayerCache.extend` with the span that it returned, then :meth:`KeyValueCache.advance`.
@@ -24,7 +24,7 @@ from arb_ternary.backends.reference import quantize_rows
 from arb_ternary.errors import UsageProblem
 
 #: Formats of keys and values.
-CacheNumbers = Literal["float", "int8"]
+CacheNumbers = Literal["float", "bfloat16", "int8"]
 
 #: Smallest number of slots of the first allocation; a full cache doubles.
 FIRST_CAPACITY = 64
@@ -92,16 +92,7 @@ class LayerCache:
         return [stored[:, :, span.slot - span.past : span.slot].clone() for stored in self.stored]
 
     def restore(self, latest: list[Tensor]) -> None:
-        """Continue from tensors that :meth:`latest` returned.
-
-        Raises:
-            UsageProblem: a cache of another format returned them.
-        """
-        if len(latest) != self.parts:
-            raise UsageProblem(
-                "cache: the state is of a cache of the other format (float or int8)",
-                "Load it into a cache made with the same `numbers`.",
-            )
+        """Continue from tensors that :meth:`latest` returned."""
         self.stored = [stored.clone() for stored in latest]
         self.capacity = self.stored[0].size(2)
 
@@ -113,6 +104,28 @@ class LayerCache:
         """Return keys and values for attention in ``dtype`` from stored tensors."""
         keys, values = stored
         return keys, values
+
+
+class Bfloat16LayerCache(LayerCache):
+    """Keys and values of one layer in at most 16 bits: half the memory of float32.
+
+    Those of a float32 or float64 model are rounded to bfloat16, to the nearest and ties to even.
+    Attention sees the rounded numbers in its own dtype, of new positions as of old ones. Those of a
+    bfloat16 or float16 model are kept as they are.
+    """
+
+    def _kept(self, keys_BHSC: Tensor, values_BHSC: Tensor) -> list[Tensor]:
+        return [_in_16_bits(keys_BHSC), _in_16_bits(values_BHSC)]
+
+    def _read(self, stored: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        keys, values = stored
+        return keys.to(dtype), values.to(dtype)
+
+
+def _in_16_bits(x: Tensor) -> Tensor:
+    if x.dtype.itemsize <= torch.bfloat16.itemsize:
+        return x
+    return x.to(torch.bfloat16)
 
 
 class Int8LayerCache(LayerCache):
@@ -165,7 +178,11 @@ def _written(stored: Tensor, new: Tensor, span: Span) -> Tensor:
     return stored[:, :, span.slot - span.past : stop]
 
 
-_LAYERS: Final[dict[str, type[LayerCache]]] = {"float": LayerCache, "int8": Int8LayerCache}
+_LAYERS: Final[dict[str, type[LayerCache]]] = {
+    "float": LayerCache,
+    "bfloat16": Bfloat16LayerCache,
+    "int8": Int8LayerCache,
+}
 
 
 class KeyValueCache:
@@ -254,9 +271,15 @@ class KeyValueCache:
         return sum(stored[:1, :, :1].nbytes for layer in self.layers for stored in layer.stored)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what later positions may still see, as nested lists of tensors."""
+        """Return what later positions may still see, as nested lists of tensors.
+
+        The format is named unless it is ``float``.
+        """
         layers = [layer.latest(self._span()) for layer in self.layers] if self.length else []
-        return {"length": self.length, "layers": layers}
+        state: dict[str, Any] = {"length": self.length, "layers": layers}
+        if self.numbers != "float":
+            state["numbers"] = self.numbers
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a cache of the same model, batch size and format.
@@ -264,6 +287,12 @@ class KeyValueCache:
         Raises:
             UsageProblem: the format differs.
         """
+        saved = state.get("numbers", "float")
+        if saved != self.numbers:
+            raise UsageProblem(
+                f"cache: the state is of a cache of {saved}, and this one keeps {self.numbers}",
+                "Load it into a cache made with the same `numbers`.",
+            )
         self.length = int(state["length"])
         self.layers = [_LAYERS[self.numbers]() for _ in self.layers]
         self._slot = self._span().past

@@ -110,7 +110,8 @@ class Decoder(Transformer):
         """Make an empty cache for ``batch_size`` sequences.
 
         With a sliding window it takes any number of tokens. Keys and values are kept in the dtype
-        of the model, or, for passes without gradients, as ``int8``
+        of the model, in 16 bits (:class:`~arb_ternary_text.models.cache.Bfloat16LayerCache`), or,
+        for passes without gradients, as ``int8``
         (:class:`~arb_ternary_text.models.cache.Int8LayerCache`).
 
         Raises:

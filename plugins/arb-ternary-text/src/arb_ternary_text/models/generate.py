@@ -59,7 +59,7 @@ def generate(
     seed: int | None = None,
     stop: Collection[int] = (),
     device: torch.device | str = "cpu",
-    cache: CacheNumbers = "float",
+    cache: CacheNumbers | None = None,
     reader: CachedReader | None = None,
 ) -> Iterator[int]:
     """Yield the token ids that follow ``prompt_ids``, each as soon as it is drawn.
@@ -75,9 +75,11 @@ def generate(
         seed: seed of the draws, the same on every device; None = a different one every time.
         stop: ids that end the text; they are not yielded.
         device: the device of the model.
-        cache: format of the cached keys and values: ``float``, the dtype of the model, or ``int8``,
-            about half the memory of bfloat16
-            (:class:`~arb_ternary_text.models.cache.Int8LayerCache`).
+        cache: format of the cached keys and values: ``bfloat16``
+            (:class:`~arb_ternary_text.models.cache.Bfloat16LayerCache`), ``float``, the dtype of
+            the model, or ``int8``, about half the memory of bfloat16
+            (:class:`~arb_ternary_text.models.cache.Int8LayerCache`). None: bfloat16 if the model
+            can keep them so, or else float.
         reader: continues the text that this reader of the model has read, with its device and
             cache; None = begin a text.
 
@@ -113,6 +115,17 @@ def seeded_generator(seed: int | None) -> torch.Generator:
     else:
         generator.manual_seed(seed)
     return generator
+
+
+def cache_format(model: CachedModel, asked: CacheNumbers | None) -> CacheNumbers:
+    """Return the format of keys and values that is asked for.
+
+    None: bfloat16 if the model can keep them so, or else float.
+    """
+    if asked is not None:
+        return asked
+    formats: Collection[str] = getattr(model, "cache_numbers", ())
+    return "bfloat16" if "bfloat16" in formats else "float"
 
 
 def cache_maker(model: CachedModel, numbers: CacheNumbers) -> Callable[[], KeyValueCache]:
@@ -198,12 +211,15 @@ class CachedReader:
     """
 
     def __init__(
-        self, model: CachedModel, device: torch.device | str = "cpu", cache: CacheNumbers = "float"
+        self,
+        model: CachedModel,
+        device: torch.device | str = "cpu",
+        cache: CacheNumbers | None = None,
     ) -> None:
         self._model = model
         self._next_logits: Any = getattr(model, "next_logits", None)
         self._device = torch.device(device)
-        self._new_cache = cache_maker(model, cache)
+        self._new_cache = cache_maker(model, cache_format(model, cache))
         self._cache = self._new_cache()
         self.seen: list[int] = []
 

@@ -40,7 +40,9 @@ class RowDecoder:
     def bytes_per_position(self, numbers: CacheNumbers) -> int:
         """Return the bytes that keys and values of one position take in all layers."""
         plan = self._plan
-        each = plan.features + 4 if numbers == "int8" else plan.features * plan.dtype.itemsize
+        each = plan.features * _stored_dtype(numbers, plan.dtype).itemsize
+        if numbers == "int8":
+            each += torch.float32.itemsize  # the scale of a row
         return 2 * len(plan.layers) * plan.key_heads * each
 
     def new_blocks(self, count: int, size: int, numbers: CacheNumbers) -> list[Tensor]:
@@ -52,7 +54,7 @@ class RowDecoder:
         made: list[Tensor] = []
         for _ in plan.layers:
             rows = (count, plan.key_heads, size)
-            dtype = torch.int8 if numbers == "int8" else plan.dtype
+            dtype = _stored_dtype(numbers, plan.dtype)
             made += (torch.empty(*rows, plan.features, dtype=dtype) for _ in range(2))
             if numbers == "int8":
                 made += (torch.empty(rows, dtype=torch.float32) for _ in range(2))
@@ -107,6 +109,17 @@ class RowDecoder:
         for row in range(out.size(0)):
             logits[row] = self._model.head(out[row : row + 1])[0]
         return logits if self._plan.logit_scale == 1.0 else logits * self._plan.logit_scale
+
+
+def _stored_dtype(numbers: CacheNumbers, computed: torch.dtype) -> torch.dtype:
+    """Return the dtype of stored keys and values, of a model that computes in ``computed``."""
+    match numbers:
+        case "float":
+            return computed
+        case "bfloat16":
+            return torch.bfloat16
+        case "int8":
+            return torch.int8
 
 
 @torch.no_grad()
