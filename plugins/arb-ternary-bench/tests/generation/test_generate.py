@@ -324,12 +324,16 @@ def test_memory_is_requested_for_weights_and_cache_only() -> None:
     cached = 2 * 32 * 640 * 4096
     ours = needed_bytes(Contender(name="torch", group_size=128, threads=1), seven, 640, 1)
     assert ours / gib == pytest.approx(
-        1.5 + (6.738e9 * (0.25 + 2 / 128) + 4 * 4096 * 32000 + 4 * cached) / gib, rel=1e-3
+        1.5 + (6.738e9 * (0.25 + 2 / 128) + 4 * 4096 * 32000 + 2 * cached) / gib, rel=1e-3
     )
     rounded = needed_bytes(
         Contender(name="torch/int8-cache", group_size=128, threads=1), seven, 640, 1
     )
-    assert ours - rounded == pytest.approx((4 - 1 - 1 / 8 - 8 / seven.layers) * cached)
+    assert ours - rounded == pytest.approx((2 - 1 - 1 / 8 - 8 / seven.layers) * cached)
+    as_computed = needed_bytes(
+        Contender(name="torch/float-cache", group_size=128, threads=1), seven, 640, 1
+    )
+    assert as_computed - ours == pytest.approx(2 * cached)
     floats = needed_bytes(Contender(name="bfloat16", group_size=128, threads=1), seven, 640, 1)
     assert 13.476e9 < floats < 13.476e9 + 4 * gib
     theirs = needed_bytes(Contender(name="tq2_0", group_size=128, threads=1), seven, 640, 1)
@@ -450,29 +454,34 @@ def test_values_that_mean_nothing_are_refused(arguments: tuple[str, ...], messag
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("name", ["torhc", "torhc/int8-cache"])
+@pytest.mark.parametrize("name", ["torhc", "torhc/int8-cache", "torhc/float-cache"])
 def test_unknown_contender_error_suggests_the_nearest(name: str) -> None:
     error = CliRunner().invoke(bench, ["generate", "--contenders", name]).exception
     assert isinstance(error, ArbError)
     assert "torhc" in error.what
-    assert "int8-cache" not in error.what
+    assert "-cache" not in error.what
 
 
-def test_a_contender_may_keep_keys_and_values_as_int8() -> None:
-    contender = Contender(
-        name="torch/int8-cache", group_size="row", threads=torch.get_num_threads()
-    )
-    assert (contender.backend, contender.title) == ("torch", "torch, cache of int8")
-    assert Contender(name="torch", group_size="row", threads=1).backend == "torch"
-    both = GenerateBench(
-        shapes=(TINY,), contenders=("torch", "torch/int8-cache", "bfloat16", "tq2_0")
-    )
+@pytest.mark.parametrize(
+    ("name", "title", "dtype"),
+    [
+        ("torch", "torch", torch.bfloat16),
+        ("torch/float-cache", "torch, cache of float", torch.float32),
+        ("torch/int8-cache", "torch, cache of int8", torch.int8),
+    ],
+)
+def test_a_contender_keeps_keys_and_values_in_the_format_of_its_name(
+    name: str, title: str, dtype: torch.dtype
+) -> None:
+    contender = Contender(name=name, group_size="row", threads=torch.get_num_threads())
+    assert (contender.backend, contender.title) == ("torch", title)
+    both = GenerateBench(shapes=(TINY,), contenders=("torch", name, "bfloat16", "tq2_0"))
     assert both.backends == ("torch",)
     session = open_session(contender, TINY, 16, None)
     assert isinstance(session, DecoderSession)
     session.start(2, 8)
     session.read(np.zeros((2, 3), dtype=np.int64))
-    assert session.cache.numbers == "int8"
+    assert session.cache.layers[0].stored[0].dtype == dtype
     assert session.cache.length == 3
 
 

@@ -36,7 +36,7 @@ def _contenders(
     _context: click.Context, _parameter: click.Parameter, text: str | None
 ) -> tuple[str, ...]:
     from arb_ternary.backends.select import BackendRequest, select
-    from arb_ternary_bench.generation.contenders import BFLOAT16, INT8_CACHE, LLAMA_CPP
+    from arb_ternary_bench.generation.contenders import BFLOAT16, LLAMA_CPP, split_cache
 
     others = (*LLAMA_CPP, BFLOAT16)
     if text is None:
@@ -46,9 +46,9 @@ def _contenders(
         if part in others:
             found.append(part)
             continue
-        backend = part.removesuffix(INT8_CACHE)
+        backend, ending = split_cache(part)
         selected = select(BackendRequest(backend, "--contenders", "cpu")).name
-        found.append(selected + part[len(backend) :])
+        found.append(selected + ending)
     return tuple(found)
 
 
@@ -89,8 +89,9 @@ def _contenders(
     "--contenders",
     metavar="NAME,...",
     callback=_contenders,
-    help="Backends (cpu/int8-cache: keys and values as int8), tq2_0, tq1_0, bfloat16; default: the "
-    "preferred backend, whose keys and values are floats, and all others.",
+    help="Backends, tq2_0, tq1_0, bfloat16; default: the preferred backend and all others. A "
+    "backend keeps keys and values in bfloat16; cpu/float-cache and cpu/int8-cache as computed and "
+    "as int8.",
 )
 @click.option(
     "--group",

@@ -1,4 +1,6 @@
-"""Contenders: backends, with a cache of floats or int8, llama.cpp in two formats, and bfloat16."""
+"""Contenders: backends, with three formats of keys and values, llama.cpp in two formats, and
+bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,19 @@ if TYPE_CHECKING:
 #: llama.cpp's types by the names of their contenders.
 LLAMA_CPP: Final = {"tq2_0": "TQ2_0", "tq1_0": "TQ1_0"}
 BFLOAT16: Final = "bfloat16"
-#: Ends the name of a backend whose keys and values are kept as int8.
-INT8_CACHE: Final = "/int8-cache"
+#: Ends the name of a backend whose keys and values are kept as the model computes them, or as int8.
+#: Without an end they are kept in bfloat16.
+CACHES: Final[dict[str, CacheNumbers]] = {"/float-cache": "float", "/int8-cache": "int8"}
 #: Bytes of Python, libraries, and what a pass computes without keys and values.
 _ROOM: Final = 3 << 29
+
+
+def split_cache(name: str) -> tuple[str, str]:
+    """Return the name of a backend and the one of :data:`CACHES` that follows it, or nothing."""
+    for ending in CACHES:
+        if name.endswith(ending):
+            return name.removesuffix(ending), ending
+    return name, ""
 
 
 @frozen(kw_only=True)
@@ -30,7 +41,7 @@ class Contender:
     """A contender.
 
     Attributes:
-        name: of a backend, which :data:`INT8_CACHE` may follow, of :data:`LLAMA_CPP`, or
+        name: of a backend, which one of :data:`CACHES` may follow, of :data:`LLAMA_CPP`, or
             :data:`BFLOAT16`.
         group_size: weights that share an exponent, on a backend.
         threads: number of threads that it computes with.
@@ -43,12 +54,14 @@ class Contender:
     @property
     def backend(self) -> str | None:
         """The backend, or None."""
-        return None if self.name in (*LLAMA_CPP, BFLOAT16) else self.name.removesuffix(INT8_CACHE)
+        if self.name in (*LLAMA_CPP, BFLOAT16):
+            return None
+        return split_cache(self.name)[0]
 
     @property
     def numbers(self) -> CacheNumbers:
         """The format in which a backend keeps keys and values."""
-        return "int8" if self.name.endswith(INT8_CACHE) else "float"
+        return CACHES.get(split_cache(self.name)[1], "bfloat16")
 
     @property
     def title(self) -> str:
@@ -57,7 +70,9 @@ class Contender:
             return f"llama.cpp {LLAMA_CPP[self.name]}"
         if self.name == BFLOAT16:
             return "torch bfloat16"
-        return f"{self.backend}, cache of int8" if self.numbers == "int8" else self.name
+        if self.numbers == "bfloat16":
+            return self.name
+        return f"{self.backend}, cache of {self.numbers}"
 
 
 def missing(name: str) -> str | None:
@@ -96,7 +111,7 @@ def needed_bytes(contender: Contender, shape: GenerationShape, length: int, batc
         # scale.
         cached = round((1 + 1 / 8 + 2 * 4 / shape.layers) * cached)
     else:
-        cached *= 4
+        cached *= 2 if contender.numbers == "bfloat16" else 4
     return _ROOM + round(shape.weights() * (1 / 4 + 2 / group)) + largest + cached
 
 

@@ -65,7 +65,8 @@ def by_run(run: Path, prompt: str, tokens: int) -> str:
     for module in model.modules():
         if hasattr(module, "activations"):
             module.activations = "float"
-    written = generate(model, list(prompt.encode()), max_new_tokens=tokens, temperature=0)
+    ids = list(prompt.encode())
+    written = generate(model, ids, max_new_tokens=tokens, temperature=0, cache="float")
     return bytes(written).decode(errors="replace")
 
 
