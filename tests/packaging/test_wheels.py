@@ -121,6 +121,9 @@ def test_a_wheel_says_what_it_is_and_which_python_it_needs(
     _, metadata, _ = read_wheel(wheels(project))
     assert metadata["Summary"]
     assert metadata["Requires-Python"] == ">=3.11"
+    assert {"Development Status :: 3 - Alpha", "Typing :: Typed"} <= {
+        *metadata.get_all("Classifier", [])
+    }
     assert metadata.get_payload().strip(), "the README is empty"
 
 
