@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 import torch
 
 from arb_ternary_tilelang.lane import Lane, cpu_lane, cuda_lane
 
-#: Compute capabilities whose instructions need a target of their own.
-_SPECIAL = {90: "sm_90a", 100: "sm_100a"}
+#: The compute capability from which on a target has instructions that only its ``a`` form takes:
+#: TileLang uses those that divide registers among warps.
+_OWN_INSTRUCTIONS: Final = 90
 
 
 @cache
@@ -33,5 +35,6 @@ def lane_of(device: torch.device) -> Lane:
     if device.type == "cuda" and torch.version.cuda is not None:
         major, minor = torch.cuda.get_device_capability(device)
         capability = 10 * major + minor
-        return _cuda(_SPECIAL.get(capability, f"sm_{capability}"))
+        suffix = "a" if capability >= _OWN_INSTRUCTIONS else ""
+        return _cuda(f"sm_{capability}{suffix}")
     raise TypeError(f"the tilelang backend serves cpu and cuda, got a tensor on {device}")
