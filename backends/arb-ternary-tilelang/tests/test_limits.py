@@ -21,7 +21,7 @@ _LAYER: Final = {"N": K, "K": K, "G": G}
 
 def _votes(source: str, lane: Lane) -> Any:
     rule = votes.Rule(source, votes.SIGN, "int8", "int8", 8, True)
-    tiles = lane.vote_tiles if source == votes.PRODUCT else lane.lookup_tiles
+    tiles = lane.tiles.votes if source == votes.PRODUCT else lane.tiles.lookups
     return votes.cast(lane, rule, tiles, **_WEIGHT)
 
 
@@ -33,13 +33,13 @@ KERNELS: Final[dict[str, Callable[[Lane], Any]]] = {
     "flip_trits": lambda lane: flips.flip_trits(lane, 8, True, True, N=MANY, K=K),
     "flip_exponents": flips.flip_exponents,
     "product, many outputs": lambda lane: products.product(
-        lane, False, "int8", "bfloat16", False, lane.few_tiles, 1, **_WEIGHT
+        lane, False, "int8", "bfloat16", False, lane.tiles.few, 1, **_WEIGHT
     ),
     "product, many rows": lambda lane: products.product(
-        lane, False, "int8", "bfloat16", False, lane.few_tiles, 1, **_LAYER
+        lane, False, "int8", "bfloat16", False, lane.tiles.few, 1, **_LAYER
     ),
     "product, turned": lambda lane: products.product(
-        lane, True, products.SUMS, "int32", False, lane.few_tiles, 4, **_WEIGHT
+        lane, True, products.SUMS, "int32", False, lane.tiles.few, 4, **_WEIGHT
     ),
     "finish": lambda lane: products.finish(lane, False, "bfloat16", False),
     "gemv": lambda lane: products.gemv(lane, "bfloat16", False, 4, **_WEIGHT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import torch
@@ -118,6 +119,12 @@ def check_shape(shape: WeightShape) -> None:
         raise ValueError(
             f"group_size must be a multiple of {UNIT}, or all of a row, got {shape.group_size}"
         )
+
+
+@cache
+def nothing(device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """An empty vector: what a kernel takes where an argument is not given."""
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 def words(packed: Tensor) -> Tensor:

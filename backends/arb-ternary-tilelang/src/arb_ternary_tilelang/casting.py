@@ -19,6 +19,7 @@ from arb_ternary_tilelang.arguments import (
     FLOATS,
     check_shape,
     keys,
+    nothing,
     packed_bytes,
     readable,
     require,
@@ -170,8 +171,9 @@ def _operands(
         a = readable(grad, "grad", torch.int8, (rows, shape.out_features), device)
         b = readable(x, "x", torch.int8, (rows, shape.in_features), device)
         if lane.cuda:
-            a = _blocks(a, tiles.depth)
-            b = _blocks(b, tiles.depth)
+            depth = lane.depth(tiles, "int8")
+            a = _blocks(a, depth)
+            b = _blocks(b, depth)
         return a, b, "int8", "int8"
     grad = served(lane, grad, "grad")
     if not (lane.cuda and x.dtype is torch.int8):
@@ -239,8 +241,8 @@ def launch(
         scale = torch.ones(1, device=device)
     names = target.names
     if names is None:
-        names = torch.empty(0, dtype=torch.int64, device=device)
-    factors = torch.empty(0, device=device)
+        names = nothing(device, torch.int64)
+    factors = nothing(device)
     vote_limit = 0
     noise_shift = 0
     key_0 = 0
@@ -346,7 +348,7 @@ def settle(lane: Lane, scores: Tensor, target: Target, scaled: Scaled | None) ->
     names = target.names
     is_mapped = names is not None
     if names is None:
-        names = scores.new_empty(0, dtype=torch.int64)
+        names = nothing(scores.device, torch.int64)
     kernel = lane.kernel(
         programs.settle,
         lane.option(is_scaled),
@@ -368,7 +370,7 @@ def _cast_product(grad_MN: Tensor, x_MK: Tensor, target: Target, scaled: Scaled 
     shape = target.shape
     device = target.words.device
     lane = lane_of(device)
-    tiles = lane.vote_tiles
+    tiles = lane.tiles.votes
     a, b, grad_name, x_name = _operands(lane, tiles, grad_MN, x_MK, target)
     if 0 in (x_MK.shape[0], shape.out_features, shape.in_features):
         return
@@ -383,7 +385,7 @@ def _cast_product(grad_MN: Tensor, x_MK: Tensor, target: Target, scaled: Scaled 
         bits=shape.vote_bits,
         learns=learns,
     )
-    none = torch.empty(0, dtype=torch.int64, device=device)
+    none = nothing(device, torch.int64)
     scores = launch(lane, tiles, rule, a, b, none, none, target, scaled)
     settle(lane, scores, target, scaled)
 

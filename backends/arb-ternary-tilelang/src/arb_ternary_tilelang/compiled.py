@@ -1,32 +1,48 @@
 """Compile kernels for a GPU and read their registers, spills, shared memory and instructions.
 
 ``python -m arb_ternary_tilelang.compiled`` prints the table of the documentation for the hot
-kernels. It needs nvcc, but no GPU.
+kernels, ``python -m arb_ternary_tilelang.compiled counts`` how many instructions they take. Both
+need nvcc, the second also nvdisasm, and neither a GPU: they describe compiled code and measure
+nothing.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from arb_ternary.errors import EnvironmentProblem
+from arb_ternary_tilelang.instructions import Code, parse
 from arb_ternary_tilelang.kernels import flips, products, rows, votes
-from arb_ternary_tilelang.lane import CUDA_FLAGS, Lane, cuda_lane
+from arb_ternary_tilelang.kernels.bits import UNIT
+from arb_ternary_tilelang.lane import CUDA_FLAGS, CUDA_TILES, Lane, Tiles, cuda_lane
 from arb_ternary_tilelang.probe import cuda_compiler
+from arb_ternary_tilelang.variants import LAYER, Variant
 
 #: Targets that the documentation lists.
 ARCHITECTURES: Final = ("sm_80", "sm_90a")
-#: A weight of a layer of 4096 by 4096 with an exponent for 128 columns.
-_LAYER: Final = {"N": 4096, "K": 4096, "G": 128}
+_KIB: Final = 1024
+#: Bytes of shared memory that a block may ask for, by target.
+SHARED_LIMITS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "sm_80": 163 * _KIB,
+        "sm_86": 99 * _KIB,
+        "sm_89": 99 * _KIB,
+        "sm_90a": 227 * _KIB,
+        "sm_100a": 227 * _KIB,
+        "sm_120a": 99 * _KIB,
+    }
+)
 _SEARCH: Final = {
     "registers": r"Used (\d+) registers",
     "spill_stores": r"(\d+) bytes spill stores",
@@ -49,6 +65,8 @@ class Compiled:
         shared: bytes of a block's shared memory.
         threads: threads of a block, producers of copies included.
         instructions: distinct matrix instructions in the assembly, sorted.
+        source: the CUDA source.
+        binary: the cubin.
     """
 
     registers: int
@@ -57,44 +75,37 @@ class Compiled:
     shared: int
     threads: int
     instructions: tuple[str, ...]
+    source: str = field(repr=False)
+    binary: bytes = field(repr=False)
 
 
-def _vote_kernel(kind: int, grad: str, x: str, lane: Lane) -> Any:
-    rule = votes.Rule(
-        source=votes.PRODUCT,
-        kind=kind,
-        grad=grad,
-        x=x,
-        bits=8,
-        learns=True,
-    )
-    return votes.cast(lane, rule, lane.vote_tiles, **_LAYER)
+def _product(turned: bool, mode: str, out: str, few: bool) -> Variant:
+    tiles = CUDA_TILES.few if few else CUDA_TILES.many
+    splits = 4 if mode == products.SUMS else 1
+    return Variant(products.product, (turned, mode, out, False, tiles, splits))
 
 
-def _product(turned: bool, mode: str, out: str, few: bool, lane: Lane) -> Any:
-    if few:
-        tiles = lane.few_tiles
-        splits = 4
-    else:
-        tiles = lane.tiles
-        splits = 1
-    return products.product(lane, turned, mode, out, False, tiles, splits, **_LAYER)
+def _votes(kind: int, grad: str) -> Variant:
+    rule = votes.Rule(votes.PRODUCT, kind, grad, "int8", 8, True)
+    return Variant(votes.cast, (rule, CUDA_TILES.votes))
 
 
-#: Descriptions of the kernels that a training step spends its time in, by name.
-HOT_KERNELS: Final[Mapping[str, Callable[[Lane], Any]]] = MappingProxyType(
+#: The kernels that a training step spends its time in, by name.
+HOT_KERNELS: Final[Mapping[str, Variant]] = MappingProxyType(
     {
-        "linear int8, M = 1": lambda lane: products.gemv(lane, "bfloat16", False, 4, **_LAYER),
-        "linear int8, M <= 64": partial(_product, False, products.SUMS, "int32", True),
-        "linear int8": partial(_product, False, "int8", "bfloat16", False),
-        "linear bfloat16": partial(_product, False, "bfloat16", "bfloat16", False),
-        "linear_grad_input int8": partial(_product, True, "int8", "bfloat16", False),
-        "linear_grad_input bfloat16": partial(_product, True, "bfloat16", "bfloat16", False),
-        "cast_votes int8": partial(_vote_kernel, votes.SIGN, "int8", "int8"),
-        "cast_scaled_votes int8, shifts": partial(_vote_kernel, votes.SHIFTS, "int8", "int8"),
-        "cast_scaled_votes bfloat16": partial(_vote_kernel, votes.FACTORS, "bfloat16", "int8"),
-        "apply_scaled_votes": lambda lane: flips.flip_trits(lane, 8, True, True, N=4096, K=4096),
-        "quantize_rows": lambda lane: rows.quantize_rows(lane, "bfloat16", False, K=4096),
+        "linear int8, M = 1": Variant(products.gemv, ("bfloat16", False, 4)),
+        "linear int8, M <= 64": _product(False, products.SUMS, "int32", True),
+        "linear int8": _product(False, "int8", "bfloat16", False),
+        "linear bfloat16": _product(False, "bfloat16", "bfloat16", False),
+        "linear_grad_input int8": _product(True, "int8", "bfloat16", False),
+        "linear_grad_input bfloat16": _product(True, "bfloat16", "bfloat16", False),
+        "cast_votes int8": _votes(votes.SIGN, "int8"),
+        "cast_scaled_votes int8, factors": _votes(votes.FACTORS, "int8"),
+        "cast_scaled_votes int8, shifts": _votes(votes.SHIFTS, "int8"),
+        "cast_scaled_votes bfloat16": _votes(votes.FACTORS, "bfloat16"),
+        "apply_votes": Variant(flips.flip_trits, (8, False, False), sizes=("N", "K")),
+        "apply_scaled_votes": Variant(flips.flip_trits, (8, True, True), sizes=("N", "K")),
+        "quantize_rows": Variant(rows.quantize_rows, ("bfloat16", False), sizes=("K",)),
     }
 )
 
@@ -115,16 +126,23 @@ def _lowered(lane: Lane, program: Any) -> tuple[str, int]:
     return str(artifact.kernel_source), shared
 
 
-def _described(name: str, arch: str) -> tuple[str, int]:
-    lane = cuda_lane(arch)
-    return _lowered(lane, HOT_KERNELS[name](lane))
+def disassembler() -> str | None:
+    """Return the path of nvdisasm: from the CUDA toolkit, or the one that comes with Triton."""
+    found = shutil.which("nvdisasm")
+    compiler = cuda_compiler()
+    if found is None and compiler is not None:
+        found = shutil.which(str(Path(compiler).resolve().with_name("nvdisasm")))
+    spec = find_spec("triton")
+    if found is None and spec is not None and spec.origin is not None:
+        place = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+        found = shutil.which(str(place))
+    return found
 
 
-def compile_kernel(name: str, arch: str) -> Compiled:
-    """Compile one of :data:`HOT_KERNELS` for ``arch`` with nvcc and read its report.
+def compile_kernel(variant: Variant, arch: str, weight: Mapping[str, int] = LAYER) -> Compiled:
+    """Compile a kernel for ``arch`` with nvcc and read its report.
 
     Raises:
-        KeyError: there is no such kernel.
         EnvironmentProblem: there is no nvcc, or it refuses.
     """
     import tilelang
@@ -134,7 +152,8 @@ def compile_kernel(name: str, arch: str) -> Compiled:
         raise EnvironmentProblem(
             "kernels for CUDA are compiled by nvcc: none was found", "install the CUDA toolkit"
         )
-    source, dynamic = _described(name, arch)
+    lane = cuda_lane(arch)
+    source, dynamic = _lowered(lane, variant.program(lane, weight))
     number = arch.removeprefix("sm_")
     home = Path(tilelang.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
@@ -162,9 +181,11 @@ def compile_kernel(name: str, arch: str) -> Compiled:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise EnvironmentProblem(
-                f"{compiler} refuses the kernel {name!r} for {arch}", done.stderr.strip()[-400:]
+                f"{compiler} refuses the kernel {variant.name!r} for {arch}",
+                done.stderr.strip()[-400:],
             )
         assembly = (Path(folder) / "kernel.ptx").read_text()
+        binary = (Path(folder) / "kernel.cubin").read_bytes()
     report = done.stdout + done.stderr
     numbers = {}
     for key, pattern in _SEARCH.items():
@@ -179,7 +200,107 @@ def compile_kernel(name: str, arch: str) -> Compiled:
         shared=dynamic + (int(static.group(1)) if static else 0),
         threads=int(threads.group(1)) if threads else 0,
         instructions=tuple(sorted(instructions)),
+        source=source,
+        binary=binary,
     )
+
+
+def disassembled(compiled: Compiled) -> Code:
+    """Disassemble a kernel.
+
+    Raises:
+        EnvironmentProblem: there is no nvdisasm.
+    """
+    program = disassembler()
+    if program is None:
+        raise EnvironmentProblem(
+            "machine instructions are read by nvdisasm: none was found",
+            "install the CUDA toolkit, or triton",
+        )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.binary)
+        file.flush()
+        done = subprocess.run(
+            [program, "-c", file.name], capture_output=True, text=True, check=True
+        )
+    return parse(done.stdout)
+
+
+@frozen
+class Counted:
+    """A part of a kernel whose instructions are counted.
+
+    Attributes:
+        kernel: its name in :data:`HOT_KERNELS`.
+        part: what is counted, in words.
+        each: weights or elements of a thread in that part.
+        count: counts the instructions of the part.
+        gate: the most instructions per weight, or None where no gate holds.
+        weight: sizes of the weight.
+    """
+
+    kernel: str
+    part: str
+    each: int
+    count: Callable[[Code], int]
+    gate: float | None
+    weight: Mapping[str, int] = LAYER
+
+    def per_element(self, arch: str) -> float:
+        """Instructions per weight or element on a target."""
+        made = compile_kernel(HOT_KERNELS[self.kernel], arch, self.weight)
+        return self.count(disassembled(made)) / self.each
+
+
+def _product_part(kernel: str, tiles: Tiles, gate: float) -> Counted:
+    """A step of a product: the weights that a thread decodes in it, and their multiplication.
+
+    The sum is long, so that the loop over its steps is not written out.
+    """
+    return Counted(
+        kernel=kernel,
+        part="main loop, per weight",
+        each=tiles.columns * tiles.depth // tiles.threads,
+        count=Code.main_loop,
+        gate=gate,
+        weight={"N": 16384, "K": 16384, "G": 128},
+    )
+
+
+def _vote_part(kernel: str, gate: float | None) -> Counted:
+    tiles = CUDA_TILES.votes
+    return Counted(
+        kernel=kernel,
+        part="after the product, per element",
+        each=tiles.rows * tiles.columns // tiles.threads,
+        count=lambda code: code.epilogue(tiles.rows),
+        gate=gate,
+    )
+
+
+def _flip_part(kernel: str, gate: float | None) -> Counted:
+    return Counted(
+        kernel=kernel,
+        part="where nothing crosses, per element",
+        each=UNIT,
+        count=Code.shortest,
+        gate=gate,
+    )
+
+
+#: What is counted on sm_90a. Four rows of 64 columns are a step of the product with few rows.
+COUNTED: Final = (
+    Counted("linear int8, M = 1", "main loop, per weight", 4 * 64, Code.main_loop, 1.1),
+    _product_part("linear int8, M <= 64", CUDA_TILES.few, 2.0),
+    _product_part("linear int8", CUDA_TILES.many, 2.7),
+    _product_part("linear_grad_input int8", CUDA_TILES.many, 3.5),
+    _vote_part("cast_votes int8", 35),
+    _vote_part("cast_scaled_votes int8, factors", None),
+    _vote_part("cast_scaled_votes int8, shifts", None),
+    _vote_part("cast_scaled_votes bfloat16", None),
+    _flip_part("apply_votes", 15),
+    _flip_part("apply_scaled_votes", None),
+)
 
 
 def table(architectures: tuple[str, ...] = ARCHITECTURES) -> str:
@@ -189,9 +310,9 @@ def table(architectures: tuple[str, ...] = ARCHITECTURES) -> str:
         "instruction |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name in HOT_KERNELS:
+    for name, variant in HOT_KERNELS.items():
         for arch in architectures:
-            made = compile_kernel(name, arch)
+            made = compile_kernel(variant, arch)
             spilled = made.spill_stores + made.spill_loads
             instructions = ", ".join(f"`{instruction}`" for instruction in made.instructions)
             if not instructions:
@@ -203,9 +324,20 @@ def table(architectures: tuple[str, ...] = ARCHITECTURES) -> str:
     return "\n".join(lines)
 
 
+def counts() -> str:
+    """Return a table in Markdown of the instructions that kernels take on sm_90a."""
+    lines = ["| kernel | counted | instructions | at most |", "|---|---|---:|---:|"]
+    for counted in COUNTED:
+        found = counted.per_element("sm_90a")
+        gate = "-" if counted.gate is None else f"{counted.gate:g}"
+        lines.append(f"| {counted.kernel} | {counted.part} | {found:.2f} | {gate} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Print the table."""
-    sys.stdout.write(table() + "\n")
+    """Print a table."""
+    made = counts() if sys.argv[1:] == ["counts"] else table()
+    sys.stdout.write(made + "\n")
 
 
 if __name__ == "__main__":

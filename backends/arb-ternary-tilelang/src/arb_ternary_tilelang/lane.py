@@ -28,6 +28,8 @@ from arb_ternary_tilelang.probe import COMPILERS, cpu_compiler, cuda_compiler
 #: Products are not contracted with sums: the number format says where a rounding takes place.
 CPU_FLAGS: Final = ("-O3", "-march=native", "-ffp-contract=off", "-w")
 CUDA_FLAGS: Final = ("--fmad=false",)
+#: Bytes of an operand of a matrix product, where they are not one.
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 #: A choice that a kernel is compiled for, or None where it is made by an argument at each call.
@@ -48,7 +50,7 @@ class Tiles:
     Attributes:
         rows: rows of a tile of the result.
         columns: columns of a tile of the result; a multiple of 16.
-        depth: terms of the sum in shared memory; a multiple of 32.
+        depth: terms of one byte of a sum in shared memory; a multiple of 128 on CUDA, else of 32.
         threads: threads of a block.
         stages: stages of the pipeline of copies into shared memory.
     """
@@ -58,6 +60,37 @@ class Tiles:
     depth: int
     threads: int
     stages: int
+
+
+@frozen
+class TileSet:
+    """Tiles of the kernels of a lane.
+
+    Attributes:
+        many: of a product with many rows.
+        few: of a product with at most 64 rows.
+        votes: of a gradient that becomes votes.
+        lookups: of the gradients of looked-up rows.
+    """
+
+    many: Tiles
+    few: Tiles
+    votes: Tiles
+    lookups: Tiles
+
+
+CUDA_TILES: Final = TileSet(
+    many=Tiles(128, 128, 128, 256, 3),
+    few=Tiles(64, 64, 256, 128, 2),
+    votes=Tiles(64, 128, 128, 128, 2),
+    lookups=Tiles(8, 128, 32, 128, 1),
+)
+CPU_TILES: Final = TileSet(
+    many=Tiles(16, 16, 32, 1, 1),
+    few=Tiles(16, 16, 32, 1, 1),
+    votes=Tiles(16, 32, 32, 1, 1),
+    lookups=Tiles(4, 32, 32, 1, 1),
+)
 
 
 @define(eq=False)
@@ -96,24 +129,13 @@ class Lane:
         return 128 if self.cuda else 16
 
     @property
-    def tiles(self) -> Tiles:
-        """Tiles of a product with many rows."""
-        return Tiles(128, 128, 64, 256, 3) if self.cuda else Tiles(16, 16, 32, 1, 1)
+    def tiles(self) -> TileSet:
+        """Tiles of the kernels."""
+        return CUDA_TILES if self.cuda else CPU_TILES
 
-    @property
-    def few_tiles(self) -> Tiles:
-        """Tiles of a product with at most 64 rows."""
-        return Tiles(64, 64, 128, 128, 3) if self.cuda else Tiles(16, 16, 32, 1, 1)
-
-    @property
-    def vote_tiles(self) -> Tiles:
-        """Tiles of a gradient that becomes votes."""
-        return Tiles(64, 128, 64, 128, 2) if self.cuda else Tiles(16, 32, 32, 1, 1)
-
-    @property
-    def lookup_tiles(self) -> Tiles:
-        """Tiles of the gradients of looked-up rows."""
-        return Tiles(8, 128, 32, 128, 1) if self.cuda else Tiles(4, 32, 32, 1, 1)
+    def depth(self, tiles: Tiles, dtype: str) -> int:
+        """Terms of a sum in shared memory: on CUDA as many as fit into the bytes of a tile."""
+        return tiles.depth // _BYTES.get(dtype, 1) if self.cuda else tiles.depth
 
     def size(self, name: str, value: int) -> Any:
         """A size of a tensor: a constant of the kernel on CUDA, an argument of it otherwise."""
@@ -160,6 +182,11 @@ class Lane:
     def vectorized(self) -> Any:
         """A loop whose iterations are one wide store."""
         return self.T.vectorized if self.cuda else self.T.serial
+
+    @property
+    def unrolled(self) -> Any:
+        """A loop that is written out on CUDA, so that arrays that it indexes lie in registers."""
+        return self.T.unroll if self.cuda else self.T.serial
 
     def kernel(self, make: Callable[..., Any], *options: Any, **sizes: int) -> Callable[..., None]:
         """Return the kernel that ``make(lane, *options, **sizes)`` describes.

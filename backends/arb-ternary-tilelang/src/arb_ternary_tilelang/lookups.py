@@ -13,7 +13,7 @@ from torch import Tensor
 
 from arb_ternary.backends.reference_votes import count_correlation_, looked_up_rows
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary_tilelang.arguments import FLOATS, check_ids, readable, require
+from arb_ternary_tilelang.arguments import FLOATS, check_ids, nothing, readable, require
 from arb_ternary_tilelang.casting import (
     Scaled,
     Target,
@@ -75,10 +75,10 @@ def _cast_lookup(
         bits=shape.vote_bits,
         learns=learns or not lane.cuda,
     )
-    none = torch.empty(0, dtype=torch.int8, device=device)
+    none = nothing(device, torch.int8)
     scores = launch(
         lane,
-        lane.lookup_tiles,
+        lane.tiles.lookups,
         rule,
         a,
         none,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
-from attrs import frozen
+from attrs import define
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
@@ -21,6 +21,7 @@ from arb_ternary_tilelang.arguments import (
     check_shape,
     float_name,
     keys,
+    nothing,
     packed_bytes,
     readable,
     require,
@@ -33,13 +34,16 @@ from arb_ternary_tilelang.lane import Lane, Tiles
 from arb_ternary_tilelang.lanes import lane_of
 from arb_ternary_tilelang.levels import BAND, Levels, levels_of
 
+#: Most terms of an integer sum: each is at most 127 << 6.
+MOST_TERMS: Final = (2**31 - 1) // (127 << (BAND - 1))
 #: Most rows that are multiplied one by one.
 GEMV_ROWS: Final = 4
 #: Most rows of a product whose sums are split among blocks.
 FEW_ROWS: Final = 64
 #: Least number of terms in each part of a sum.
 _SPLIT_TERMS: Final = 1024
-_MOST_SPLITS: Final = 8
+#: Most parts of a sum.
+MOST_SPLITS: Final = 8
 
 
 def kernels() -> dict[str, Callable[..., object]]:
@@ -189,9 +193,9 @@ def linear_grad_input(
     return _product(True, grad_MN, scale, packed, exponent, None, shape, dtype)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class _Operands:
-    """Operands of a product with a packed weight.
+    """Operands of a product with a packed weight. Nothing changes them.
 
     Attributes:
         lane: the target of the kernels.
@@ -231,13 +235,13 @@ class _Operands:
     def bias_or_empty(self) -> Tensor:
         """The bias as a kernel takes it: empty if there is none."""
         if self.bias is None:
-            return self.empty(0)
+            return nothing(self.held.device)
         return self.bias
 
     @property
     def tiles(self) -> Tiles:
         """Tiles for this number of rows."""
-        return self.lane.few_tiles if self.rows <= FEW_ROWS else self.lane.tiles
+        return self.lane.tiles.few if self.rows <= FEW_ROWS else self.lane.tiles.many
 
     def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory for a result on the device of the weight."""
@@ -303,7 +307,8 @@ def _product(
     else:
         terms = shape.in_features
         columns = shape.out_features
-    require(a_MR.dim() == 2, f"the left operand must be [M, {terms}], got {list(a_MR.shape)}")
+    if a_MR.dim() != 2:
+        raise ValueError(f"the left operand must be [M, {terms}], got {list(a_MR.shape)}")
     rows = a_MR.shape[0]
     float_name(dtype, "result")
     if bias is not None:
@@ -333,7 +338,8 @@ def _product(
         scale = scale.reshape(size)
     factors = readable(scale, "scale", torch.float32, size, device)
     levels = levels_of(exponent, shape, turned)
-    return _int8_product(operands, factors, levels).to(dtype)
+    result = _int8_product(operands, factors, levels)
+    return result if result.dtype is dtype else result.to(dtype)
 
 
 def _float_product(operands: _Operands) -> Tensor:
@@ -343,9 +349,9 @@ def _float_product(operands: _Operands) -> Tensor:
     operands.multiply(
         mode,
         a,
-        operands.empty(0),
+        nothing(a.device),
         operands.exponent,
-        operands.empty(0, dtype=torch.int32),
+        nothing(a.device, torch.int32),
         result,
     )
     return result[0]
@@ -354,11 +360,8 @@ def _float_product(operands: _Operands) -> Tensor:
 def _int8_product(operands: _Operands, scale: Tensor, levels: Levels) -> Tensor:
     a = operands.checked(operands.a, torch.int8)
     terms = operands.terms
-    largest_term = 127 << (BAND - 1)
-    require(
-        terms * largest_term < 2**31,
-        f"the tilelang backend sums at most {2**31 // largest_term} terms, got {terms}",
-    )
+    if terms > MOST_TERMS:
+        raise ValueError(f"the tilelang backend sums at most {MOST_TERMS} terms, got {terms}")
     if len(levels.bands) > 1:
         return _banded_product(operands, a, scale, levels)
     if operands.rows <= GEMV_ROWS and not operands.turned:
@@ -465,7 +468,7 @@ def _splits(lane: Lane, rows: int, terms: int) -> int:
     if rows > FEW_ROWS:
         return 1
     wanted = max(1, terms // _SPLIT_TERMS)
-    return min(_MOST_SPLITS, wanted)
+    return min(MOST_SPLITS, wanted)
 
 
 def embedding(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from arb_ternary_tilelang.lane import Lane
+
 #: Columns of a word.
 UNIT: Final = 16
 #: The bits of an infinity; those of a NaN are larger.
@@ -16,9 +18,11 @@ INFINITY: Final = 0x7F800000
 
 
 class Bits:
-    """Macros and expressions for the dialect of a lane."""
+    """Macros and expressions for a lane."""
 
-    def __init__(self, T: Any) -> None:
+    def __init__(self, lane: Lane) -> None:
+        T = lane.T
+
         @T.macro
         def hashed(index: Any, key_0: Any, key_1: Any) -> Any:
             x = T.alloc_var("uint32")
@@ -34,6 +38,7 @@ class Bits:
             return x  # noqa: RET504 - a macro, which is read as text
 
         self.T = T
+        self._cuda = lane.cuda
         #: ``(int64 index, key of indices below 2**32, key of those above) -> uint32``.
         self.hashed = hashed
 
@@ -58,11 +63,6 @@ class Bits:
         place = self.place(column)
         return self._with_code(word, place, 3, trit + 1)
 
-    def four_codes(self, word: Any, index: Any) -> Any:
-        """Codes of columns ``4 * index .. 4 * index + 3``, one in each byte."""
-        place = self.T.cast(2 * index, "uint32")
-        return self._code(word, place, 0x03030303)
-
     def nibble(self, word: Any, column: Any) -> Any:
         """The 4-bit accumulator of a column of 8, int32."""
         place = self.T.cast(4 * column, "uint32")
@@ -85,6 +85,19 @@ class Bits:
         cleared = word & ~(T.uint32(mask) << place)
         wanted = T.cast(code, "uint32") << place
         return cleared | wanted
+
+    def pick(self, left: Any, right: Any, selector: Any) -> Any:
+        """Four of the eight bytes of two words, named by the low digits of a selector, uint32."""
+        T = self.T
+        if self._cuda:
+            return T.call_extern("uint32", "__byte_perm", left, right, selector)
+        both = (T.cast(right, "uint64") << T.uint64(32)) | T.cast(left, "uint64")
+        picked = T.uint32(0)
+        for place in range(4):
+            digit = (selector >> T.uint32(4 * place)) & T.uint32(7)
+            byte = T.cast(both >> T.cast(digit * T.uint32(8), "uint64"), "uint32") & T.uint32(0xFF)
+            picked = picked | (byte << T.uint32(8 * place))
+        return picked
 
     def clamp(self, value: Any, low: Any, high: Any) -> Any:
         """``min(max(value, low), high)``."""
@@ -121,13 +134,16 @@ class Bits:
         return self.T.reinterpret(biased << 23, "float32")
 
     def _fraction(self, drawn: Any) -> Any:
-        """``drawn * 2**-24``, as four products with ``2**-6``.
+        """``drawn * 2**-24``.
 
-        TileLang writes constants with seven digits, in which ``2**-6`` is exact.
+        In C++ TileLang writes constants with seven digits, in which ``2**-8`` is exact: there it
+        takes three products.
         """
         value = self.T.cast(drawn, "float32")
-        for _ in range(4):
-            value = value * self.T.float32(2.0**-6)
+        if self._cuda:
+            return value * self.T.float32(2.0**-24)
+        for _ in range(3):
+            value = value * self.T.float32(2.0**-8)
         return value
 
     def uniform(self, bits: Any) -> Any:

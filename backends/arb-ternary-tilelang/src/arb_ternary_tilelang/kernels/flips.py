@@ -26,7 +26,7 @@ def flip_trits(
     that changed, by block.
     """
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     parts = 2 if bits_held == 4 else 1
     each = UNIT // parts
@@ -39,6 +39,10 @@ def flip_trits(
     elif bits_held == 2:
         V = W
     stored = "int8" if bits_held == 8 else "int32"
+    # Whether the 16 accumulators of a word are read and written at once.
+    wide = lane.cuda and bits_held == 8 and K % UNIT == 0
+    # Threads that count flips together.
+    warps = threads // 32 if lane.cuda else threads
 
     def decay(size: Any, rate: Any, hashed: Any) -> Any:
         """``size * rate / 2**16``, rounded stochastically."""
@@ -59,76 +63,106 @@ def flip_trits(
         carry_given: T.int32,
     ):
         with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
-            counts = lane.shared((threads,), "int32")
+            counts = lane.shared((warps,), "int32")
+            width = lane.constant(K, columns)
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
+                sixteen = T.alloc_local((UNIT,), "int8")
+                four = T.alloc_local((4,), "int32")
                 count = T.alloc_var("int32")
                 count = 0
                 u = block * threads + t
                 if u < W:
                     word = T.reinterpret(words[n, u], "uint32")
-                    for part in T.serial(parts):
+                    if wide:
+                        for i in T.vectorized(UNIT):
+                            sixteen[i] = votes[n, u * UNIT + i]
+                    for part in lane.unrolled(parts):
                         held = T.alloc_var("uint32")
                         if bits_held != 8:
                             held = T.reinterpret(votes[n, parts * u + part], "uint32")
-                        for i in T.serial(each):
-                            at = part * each + i
-                            k = u * UNIT + at
-                            if k < columns:
-                                vote = T.alloc_var("int32")
-                                if bits_held == 8:
-                                    vote = T.cast(votes[n, k], "int32")
-                                elif bits_held == 4:
-                                    vote = bits.nibble(held, i)
-                                else:
-                                    vote = bits.trit(held, i)
-                                crossed = T.alloc_var("int32")
-                                crossed = bits.crossed(vote, threshold)
-                                if crossed != 0:
-                                    before = T.alloc_var("int32")
-                                    before = bits.trit(word, at)
-                                    after = T.alloc_var("int32")
-                                    after = bits.clamp(before + crossed, -1, 1)
-                                    word = bits.with_trit(word, at, after)
-                                    if after != before:
-                                        count = count + 1
-                                    if given(carry, carry_given):
-                                        if after != before:
-                                            vote = vote - crossed * threshold
-                                        else:
-                                            vote = crossed * (threshold >> 1)
+                        for q in lane.unrolled(each // 4):
+                            # Crossings are rare: four accumulators are looked at together.
+                            largest = T.alloc_var("int32")
+                            largest = 0
+                            for b in lane.unrolled(4):
+                                i = 4 * q + b
+                                k = u * UNIT + part * each + i
+                                four[b] = 0
+                                if k < width:
+                                    if wide:
+                                        four[b] = T.cast(sixteen[i], "int32")
+                                    elif bits_held == 8:
+                                        four[b] = T.cast(votes[n, k], "int32")
+                                    elif bits_held == 4:
+                                        four[b] = bits.nibble(held, i)
                                     else:
-                                        vote = 0
-                                size = T.alloc_var("int32")
-                                size = T.max(vote, -vote)
+                                        four[b] = bits.trit(held, i)
+                                size = T.max(four[b], -four[b])
+                                largest = T.max(largest, size)
+                            if largest >= threshold:
+                                for b in lane.unrolled(4):
+                                    at = part * each + 4 * q + b
+                                    crossed = T.alloc_var("int32")
+                                    crossed = bits.crossed(four[b], threshold)
+                                    if crossed != 0:
+                                        before = T.alloc_var("int32")
+                                        before = bits.trit(word, at)
+                                        after = T.alloc_var("int32")
+                                        after = bits.clamp(before + crossed, -1, 1)
+                                        word = bits.with_trit(word, at, after)
+                                        if after != before:
+                                            count = count + 1
+                                        if given(carry, carry_given):
+                                            if after != before:
+                                                four[b] = four[b] - crossed * threshold
+                                            else:
+                                                four[b] = crossed * (threshold >> 1)
+                                        else:
+                                            four[b] = 0
+                            for b in lane.unrolled(4):
+                                i = 4 * q + b
+                                k = u * UNIT + part * each + i
+                                left = T.alloc_var("int32")
+                                left = four[b]
                                 if given(scaled, scaled_given):
-                                    if rate != 0:
-                                        h = T.alloc_var("uint32")
-                                        h = bits.hashed(
-                                            bits.index(n, columns, k),
-                                            key_0,
-                                            key_1,
-                                        )
-                                        size = size - decay(size, rate, h)
+                                    h = bits.hashed(
+                                        bits.index(n, width, k),
+                                        key_0,
+                                        key_1,
+                                    )
+                                    size = T.max(left, -left)
+                                    size = size - decay(size, rate, h)
+                                    left = T.if_then_else(left < 0, -size, size)
                                 else:
-                                    size = T.max(size - rate, 0)
-                                if vote < 0:
-                                    size = -size
-                                if bits_held == 8:
-                                    votes[n, k] = T.cast(size, "int8")
-                                elif bits_held == 4:
-                                    held = bits.with_nibble(held, i, size)
-                                else:
-                                    held = bits.with_trit(held, i, size)
+                                    left = left - bits.clamp(left, -rate, rate)
+                                if wide:
+                                    sixteen[i] = T.cast(left, "int8")
+                                elif k < width:
+                                    if bits_held == 8:
+                                        votes[n, k] = T.cast(left, "int8")
+                                    elif bits_held == 4:
+                                        held = bits.with_nibble(held, i, left)
+                                    else:
+                                        held = bits.with_trit(held, i, left)
                         if bits_held != 8:
                             votes[n, parts * u + part] = T.reinterpret(held, "int32")
+                    if wide:
+                        for i in T.vectorized(UNIT):
+                            votes[n, u * UNIT + i] = sixteen[i]
                     if count != 0:
                         words[n, u] = T.reinterpret(word, "int32")
-                counts[t] = count
+                if lane.cuda:
+                    for s in T.unroll(5):
+                        count = count + T.shfl_xor(count, 16 >> s)
+                    if t % 32 == 0:
+                        counts[t // 32] = count
+                else:
+                    counts[t] = count
             for _ in lane.parallel(1):
                 total = T.alloc_var("int32")
                 total = 0
-                for i in T.serial(threads):
+                for i in T.serial(warps):
                     total = total + counts[i]
                 moved[n, block] = total
 
@@ -141,7 +175,7 @@ def flip_exponents(lane: Lane) -> Any:
     ``moved`` is 1 for those that changed.
     """
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     C = T.dynamic("C")
 

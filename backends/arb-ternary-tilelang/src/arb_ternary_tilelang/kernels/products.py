@@ -3,13 +3,22 @@
 TileLang reads the annotations of kernels as values, so this module does not postpone them.
 """
 
-from typing import Any
+from math import gcd
+from typing import Any, Final
 
 from arb_ternary_tilelang.kernels.bits import UNIT, Bits
 from arb_ternary_tilelang.lane import Lane, Option, Tiles, given
 
 #: A mode of :func:`product`: exact int32 sums, to be combined by the caller.
 SUMS = "sums"
+#: Rows of a weight from which on a thread of :func:`gemv` takes four of them instead of two.
+_MANY_OUTPUTS: Final = 2048
+
+
+def words_of_a_level(K: int, G: int, most: int) -> int:
+    """How many words of an aligned block of ``most`` words share a level: 1, 2, 4 or 8."""
+    whole = gcd(8, most, -(-K // UNIT))
+    return whole if G >= K else gcd(whole, G // UNIT)
 
 
 def product(
@@ -43,13 +52,13 @@ def product(
         G: columns that share a level.
     """
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(lane)
     integer = mode in ("int8", SUMS)
     if integer:
-        held = "int8"
+        held_as = "int8"
         sums = "int32"
     else:
-        held = mode
+        held_as = mode
         sums = "float32"
     M = T.dynamic("M")
     W = lane.size("W", -(-K // UNIT))
@@ -67,17 +76,40 @@ def product(
         P = N
     rows = tiles.rows
     columns = tiles.columns
-    depth = tiles.depth
+    depth = lane.depth(tiles, held_as)
     units = (columns if turned else depth) // UNIT
     simple = lane.cuda and mode == "float32"
+    # Words of a row and rows of a word that a thread decodes at a time.
+    run = 1
+    high = 1
+    if integer and turned:
+        high = 4
+    elif integer and lane.cuda:
+        run = words_of_a_level(K, G, columns * units // tiles.threads)
     stages = tiles.stages if lane.cuda else 0
 
-    def left_shift(level: Any) -> Any:
-        """The shift of a level; a negative level shifts by 0."""
-        return T.cast(T.max(level, 0), "uint32")
+    def table_of(level: Any) -> Any:
+        """Weights ``T << level`` by their code, in the bytes of a word.
+
+        They are 0 for a level of -1, which shifts by 31.
+        """
+        shift = T.cast(level & 31, "uint32")
+        return (T.uint32(0x000100FF) << shift) & T.uint32(0x00FF00FF)
 
     @T.macro
-    def decode(
+    def decode_half(word: Any, table: Any, first: Any, quads: Any) -> None:
+        """Decode the columns of ``first`` and ``first + 2``, four of each.
+
+        ``quads[0]`` gets the first two of both, in turn, ``quads[1]`` the others: where their codes
+        lie in the word.
+        """
+        codes = T.alloc_var("uint32")
+        codes = (word >> T.cast(2 * first, "uint32")) & T.uint32(0x33333333)
+        quads[0] = bits.pick(table, T.uint32(0), codes)
+        quads[1] = bits.pick(table, T.uint32(0), codes >> T.uint32(16))
+
+    @T.macro
+    def decode_words(
         words: Any,
         levels: Any,
         tile: Any,
@@ -87,56 +119,131 @@ def product(
         place: Any,
         group: Any,
     ) -> None:
+        """Decode ``run`` words of a row at a time, for the integer units."""
+        held = T.alloc_local((run,), "int32")
+        quads = T.alloc_local((2,), "uint32")
+        values = T.alloc_local((UNIT,), "int8")
+        level = T.alloc_var("int32")
+        for c in T.unroll(run):
+            held[c] = T.int32(0x55555555)
+        level = 0
+        if n < N and u < W:
+            for c in lane.vectorized(run):
+                held[c] = words[n, u + c]
+            level = T.cast(levels[n, u * UNIT // group], "int32")
+        table = T.alloc_var("uint32")
+        table = table_of(level)
+        for c in T.unroll(run):
+            for first in T.unroll(2):
+                word = T.reinterpret(held[c], "uint32")
+                decode_half(word, table, first, quads)
+                for second in T.unroll(2):
+                    four = T.alloc_var("uint32")
+                    odd = T.cast(second * 0x1111, "uint32")
+                    selector = T.uint32(0x6420) + odd
+                    four = bits.pick(quads[0], quads[1], selector)
+                    quarter = 4 * (first + 2 * second)
+                    for b in T.unroll(4):
+                        byte = T.cast(8 * b, "uint32")
+                        values[quarter + b] = T.cast(four >> byte, "int8")
+            for v in lane.vectorized(UNIT):
+                tile[line, (place + c) * UNIT + v] = values[v]
+
+    @T.macro
+    def decode_turned(
+        words: Any,
+        levels: Any,
+        tile: Any,
+        n: Any,
+        u: Any,
+        line: Any,
+        place: Any,
+        group: Any,
+    ) -> None:
+        """Decode a word of each of four rows, transposed in squares of four by four bytes."""
+        held = T.alloc_local((4,), "uint32")
+        tables = T.alloc_local((4,), "uint32")
+        quads = T.alloc_local((2,), "uint32")
+        square = T.alloc_local((8,), "uint32")
+        half = T.alloc_local((4,), "uint32")
+        values = T.alloc_local((4,), "int8")
+        for r in T.unroll(4):
+            held[r] = T.uint32(0x55555555)
+            tables[r] = T.uint32(0)
+            row = n + r
+            if row < N and u < W:
+                held[r] = T.reinterpret(words[row, u], "uint32")
+                level = T.cast(levels[row, u * UNIT // group], "int32")
+                tables[r] = table_of(level)
+        for first in T.unroll(2):
+            for r in T.unroll(4):
+                decode_half(held[r], tables[r], first, quads)
+                square[r] = quads[0]
+                square[4 + r] = quads[1]
+            for q in T.unroll(2):
+                for r in T.unroll(2):
+                    at = 4 * q + 2 * r
+                    left = square[at]
+                    right = square[at + 1]
+                    half[r] = bits.pick(left, right, T.uint32(0x5140))
+                    half[2 + r] = bits.pick(left, right, T.uint32(0x7362))
+                for v in T.unroll(4):
+                    four = T.alloc_var("uint32")
+                    odd = T.cast(v % 2 * 0x2222, "uint32")
+                    selector = T.uint32(0x5410) + odd
+                    pair = v // 2
+                    four = bits.pick(half[2 * pair], half[2 * pair + 1], selector)
+                    quarter = 4 * (first + 2 * (v % 2))
+                    column = place * UNIT + quarter + 2 * q + pair
+                    for b in T.unroll(4):
+                        byte = T.cast(8 * b, "uint32")
+                        values[b] = T.cast(four >> byte, "int8")
+                    for b in lane.vectorized(4):
+                        tile[column, line + b] = values[b]
+
+    @T.macro
+    def decode_floats(
+        words: Any,
+        levels: Any,
+        tile: Any,
+        n: Any,
+        u: Any,
+        line: Any,
+        place: Any,
+        group: Any,
+    ) -> None:
+        """Decode a word to ``T * 2**level``."""
         word = T.alloc_var("uint32")
         level = T.alloc_var("int32")
-        values = T.alloc_local((UNIT,), held)
+        values = T.alloc_local((UNIT,), held_as)
         word = T.uint32(0x55555555)
         level = 0
         if n < N and u < W:
             word = T.reinterpret(words[n, u], "uint32")
             level = T.cast(levels[n, u * UNIT // group], "int32")
-        if integer and lane.cuda:
-            # Four weights at a time: code - 1 in every byte without borrows between them, then the
-            # shift.
-            kept = T.alloc_var("uint32")
-            kept = T.if_then_else(
-                level < 0,
-                T.uint32(0),
-                T.uint32(0x01010101) * (T.uint32(0xFF) >> left_shift(level)),
-            )
-            for p in T.unroll(4):
-                four = T.alloc_var("uint32")
-                four = bits.four_codes(word, p)
-                four = ((four | T.uint32(0x80808080)) - T.uint32(0x01010101)) ^ T.uint32(0x80808080)
-                four = (four & kept) << left_shift(level)
-                for b in T.unroll(4):
-                    values[4 * p + b] = T.cast(four >> T.cast(8 * b, "uint32"), "int8")
-        else:
-            for v in T.unroll(UNIT):
-                trit = bits.trit(word, v)
-                if integer:
-                    values[v] = T.cast(
-                        T.if_then_else(level < 0, 0, trit << T.max(level, 0)),
-                        held,
-                    )
-                else:
-                    values[v] = T.cast(
-                        T.cast(trit, "float32") * bits.power_of_two(level),
-                        held,
-                    )
-        if turned:
-            for v in T.unroll(UNIT):
-                tile[place * UNIT + v, line] = values[v]
-        else:
+        for v in T.unroll(UNIT):
+            trit = T.cast(bits.trit(word, v), "float32")
+            values[v] = T.cast(trit * bits.power_of_two(level), held_as)
+        if turned == simple:
             for v in lane.vectorized(UNIT):
                 tile[line, place * UNIT + v] = values[v]
+        else:
+            for v in T.unroll(UNIT):
+                tile[place * UNIT + v, line] = values[v]
+
+    if not integer:
+        decode_tile = decode_floats
+    elif turned:
+        decode_tile = decode_turned
+    else:
+        decode_tile = decode_words
 
     @T.macro
     def multiply(a_tile: Any, w_tile: Any, total: Any) -> None:
         if simple:
-            for i, j in lane.parallel(rows, columns):
-                for r in T.serial(depth):
-                    total[i, j] = total[i, j] + a_tile[i, r] * w_tile[j, r]
+            for r in T.serial(depth):
+                for i, j in lane.parallel(rows, columns):
+                    total[i, j] = total[i, j] + a_tile[i, r] * w_tile[r, j]
         else:
             T.gemm(a_tile, w_tile, total, transpose_B=True)
 
@@ -161,7 +268,7 @@ def product(
 
     @T.prim_func
     def multiply_weight(
-        a: T.Tensor((M, R), held),
+        a: T.Tensor((M, R), held_as),
         scale: T.Tensor((S,), "float32"),
         words: T.Tensor((N, W), "int32"),
         levels: T.Tensor((N, J), "int8"),
@@ -177,47 +284,41 @@ def product(
             splits,
             threads=tiles.threads,
         ) as (bp, bm, z):
-            a_tile = lane.shared((rows, depth), held)
-            w_tile = lane.shared((columns, depth), held)
+            a_tile = lane.shared((rows, depth), held_as)
+            # The matrix units want the terms of a sum side by side, threads the columns.
+            w_tile = lane.shared((depth, columns) if simple else (columns, depth), held_as)
             total = lane.accumulator((rows, columns), sums)
             T.clear(total)
             steps = T.ceildiv(T.ceildiv(R, depth), splits)
             for i in T.Pipelined(steps, num_stages=stages):
                 at = z * steps + i
                 T.copy(a[bm * rows, at * depth], a_tile)
-                if turned:
-                    for t in lane.parallel(depth * units):
-                        n = at * depth + t // units
-                        u = bp * units + t % units
-                        decode(
-                            words,
-                            levels,
-                            w_tile,
-                            n,
-                            u,
-                            t // units,
-                            t % units,
-                            lane.constant(G, group),
-                        )
-                else:
-                    for t in lane.parallel(columns * units):
-                        n = bp * columns + t // units
-                        u = at * units + t % units
-                        decode(
-                            words,
-                            levels,
-                            w_tile,
-                            n,
-                            u,
-                            t // units,
-                            t % units,
-                            lane.constant(G, group),
-                        )
+                for t in lane.parallel((depth if turned else columns) // high * units // run):
+                    line = t // (units // run) * high
+                    place = t % (units // run) * run
+                    if turned:
+                        first_row = at * depth
+                        first_word = bp * units
+                    else:
+                        first_row = bp * columns
+                        first_word = at * units
+                    decode_tile(
+                        words,
+                        levels,
+                        w_tile,
+                        first_row + line,
+                        first_word + place,
+                        line,
+                        place,
+                        lane.constant(G, group),
+                    )
                 multiply(a_tile, w_tile, total)
             for i, j in lane.parallel(rows, columns):
-                if bm * rows + i < M and bp * columns + j < P:
+                m = bm * rows + i
+                p = bp * columns + j
+                if m < M and p < P:
                     if mode == SUMS:
-                        result[z, bm * rows + i, bp * columns + j] = total[i, j]
+                        result[z, m, p] = total[i, j]
                     else:
                         y = settle(
                             total[i, j],
@@ -225,10 +326,10 @@ def product(
                             floor,
                             added,
                             biased,
-                            bm * rows + i,
-                            bp * columns + j,
+                            m,
+                            p,
                         )
-                        result[z, bm * rows + i, bp * columns + j] = T.cast(y, out)
+                        result[z, m, p] = T.cast(y, out)
 
     return multiply_weight
 
@@ -236,7 +337,7 @@ def product(
 def finish(lane: Lane, turned: bool, out: str, bias: Option) -> Any:
     """Turn partial sums ``[S, M, P]`` into ``float32(sum) * scale * 2**floor + bias``."""
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(lane)
     threads = lane.width
     Z = T.dynamic("Z")
     M = T.dynamic("M")
@@ -255,17 +356,18 @@ def finish(lane: Lane, turned: bool, out: str, bias: Option) -> Any:
     ):
         with lane.grid(M, T.ceildiv(P, threads), threads=threads) as (m, block):
             for t in lane.parallel(threads):
-                if block * threads + t < P:
+                p = block * threads + t
+                if p < P:
                     total = T.alloc_var("int32")
                     total = 0
                     for z in T.serial(Z):
-                        total = total + parts[z, m, block * threads + t]
+                        total = total + parts[z, m, p]
                     y = T.alloc_var("float32")
                     y = T.cast(total, "float32") * scale[0 if turned else m]
-                    y = y * bits.power_of_two(floor[block * threads + t])
+                    y = y * bits.power_of_two(floor[p])
                     if given(bias, biased):
-                        y = y + added[block * threads + t]
-                    result[m, block * threads + t] = T.cast(y, out)
+                        y = y + added[p]
+                    result[m, p] = T.cast(y, out)
 
     return add_parts
 
@@ -285,11 +387,12 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
         G: columns that share a level.
     """
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(lane)
     lanes = 32 if lane.cuda else 1
     groups = 4
-    each = 2
+    each = 4 if lane.cuda and N >= _MANY_OUTPUTS else 2
     rows = groups * each
+    run = words_of_a_level(K, G, chunk) if lane.cuda else 1
     M = T.dynamic("M")
     N = lane.size("N", N)
     W = lane.size("W", -(-K // UNIT))
@@ -309,19 +412,22 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
         answer = T.alloc_var("int32")
         answer = total
         if lane.cuda:
-            answer = T.call_extern(
-                "int32",
-                "__dp4a",
-                T.reinterpret(left, "int32"),
-                T.reinterpret(right, "int32"),
-                total,
-            )
+            answer = T.call_extern("int32", "__dp4a", left, T.reinterpret(right, "int32"), total)
         else:
             for b in T.serial(4):
-                l = byte(left, b)
+                l = byte(T.reinterpret(left, "uint32"), b)
                 r = byte(right, b)
                 answer = answer + l * r
         return answer
+
+    def low_plane(word: Any, p: Any) -> Any:
+        """``4**p * (trit + 1)`` of four columns: where they lie in the word, without a shift."""
+        mask = T.uint32(0x03030303) << T.cast(2 * p, "uint32")
+        return T.reinterpret(word, "uint32") & mask
+
+    def high_plane(word: Any) -> Any:
+        """``-64 * trit`` of the last four columns: ``64 * (trit + 1)`` would not fit into int8."""
+        return (T.reinterpret(word, "uint32") & T.uint32(0xC0C0C0C0)) ^ T.uint32(0x40404040)
 
     @T.prim_func
     def multiply_rows(
@@ -336,10 +442,10 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
         biased: T.int32,
     ):
         with lane.grid(T.ceildiv(N, rows), M, threads=lanes * groups) as (block, m):
-            parts = lane.shared((rows, lanes), "int32")
             for t in lane.parallel(lanes * groups):
                 totals = T.alloc_local((each,), "int32")
                 fours = T.alloc_local((4 * chunk,), "int32")
+                sums = T.alloc_local((chunk // run,), "int32")
                 held = T.alloc_local((chunk,), "int32")
                 for e in T.unroll(each):
                     totals[e] = 0
@@ -348,41 +454,53 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
                         at = (i * lanes + t % lanes) * chunk
                         for c in lane.vectorized(4 * chunk):
                             fours[c] = a[m, at * 4 + c]
+                        for r in T.unroll(chunk // run):
+                            sums[r] = 0
+                            for c in T.unroll(run):
+                                word = r * run + c
+                                for p in T.unroll(3):
+                                    four = fours[4 * word + p]
+                                    sums[r] = dot(four, T.uint32(0x01010101), sums[r])
                         for e in T.unroll(each):
                             n = block * rows + t // lanes * each + e
                             if n < N:
                                 for c in lane.vectorized(chunk):
                                     held[c] = words[n, at + c]
-                                for c in T.unroll(chunk):
+                                for r in T.unroll(chunk // run):
+                                    # 64 times the sum over trits, plane by plane.
                                     part = T.alloc_var("int32")
-                                    part = 0
-                                    for p in T.unroll(4):
-                                        four = T.reinterpret(fours[4 * c + p], "uint32")
-                                        codes = bits.four_codes(
-                                            T.reinterpret(held[c], "uint32"),
-                                            p,
-                                        )
-                                        part = dot(four, codes, part)
-                                        part = dot(four, T.uint32(0xFFFFFFFF), part)
-                                    level = T.cast(
-                                        levels[n, (at + c) * UNIT // lane.constant(G, group)],
-                                        "int32",
-                                    )
-                                    totals[e] = totals[e] + (part << level)
+                                    part = -64 * sums[r]
+                                    codes = T.alloc_var("int32")
+                                    for p in T.unroll(3):
+                                        codes = 0
+                                        for c in T.unroll(run):
+                                            word = r * run + c
+                                            four = fours[4 * word + p]
+                                            low = low_plane(held[word], p)
+                                            codes = dot(four, low, codes)
+                                        part = part + (codes << (6 - 2 * p))
+                                    codes = 0
+                                    for c in T.unroll(run):
+                                        word = r * run + c
+                                        four = fours[4 * word + 3]
+                                        codes = dot(four, high_plane(held[word]), codes)
+                                    part = part - codes
+                                    column = (at + r * run) * UNIT
+                                    j = column // lane.constant(G, group)
+                                    level = T.cast(levels[n, j], "int32")
+                                    totals[e] = totals[e] + (part >> (6 - level))
                 for e in T.unroll(each):
-                    parts[t // lanes * each + e, t % lanes] = totals[e]
-            for t in lane.parallel(rows):
-                if block * rows + t < N:
-                    total = T.alloc_var("int32")
-                    total = 0
-                    for i in T.serial(lanes):
-                        total = total + parts[t, i]
-                    y = T.alloc_var("float32")
-                    y = T.cast(total, "float32") * scale[m]
-                    y = y * bits.power_of_two(floor[block * rows + t])
-                    if given(bias, biased):
-                        y = y + added[block * rows + t]
-                    result[m, block * rows + t] = T.cast(y, out)
+                    if lane.cuda:
+                        for s in T.unroll(5):
+                            totals[e] = totals[e] + T.shfl_xor(totals[e], 16 >> s)
+                    n = block * rows + t // lanes * each + e
+                    if t % lanes == 0 and n < N:
+                        y = T.alloc_var("float32")
+                        y = T.cast(totals[e], "float32") * scale[m]
+                        y = y * bits.power_of_two(floor[n])
+                        if given(bias, biased):
+                            y = y + added[n]
+                        result[m, n] = T.cast(y, out)
 
     return multiply_rows
 
@@ -390,7 +508,7 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
 def lookup(lane: Lane, out: str, *, N: int, K: int, G: int) -> Any:
     """Decode rows ``W[ids]``: ``[M, K]``."""
     T = lane.T
-    bits = Bits(lane.T)
+    bits = Bits(lane)
     threads = lane.width
     M = T.dynamic("M")
     W = lane.size("W", -(-K // UNIT))

@@ -17,7 +17,7 @@ def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
     search, and a NaN is not lost.
     """
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     M = T.dynamic("M")
     K = lane.size("K", K)
@@ -101,7 +101,7 @@ def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
 def largest(lane: Lane, dtype: str) -> Any:
     """Find the bits of the largest ``|x|`` of each block of a vector; NaN counts as 0."""
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     C = T.dynamic("C")
     B = T.dynamic("B")
@@ -146,7 +146,7 @@ def quantize_gradient(lane: Lane, dtype: str) -> Any:
     127 / 64, else ``p - 5``.
     """
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     C = T.dynamic("C")
 
@@ -171,10 +171,11 @@ def quantize_gradient(lane: Lane, dtype: str) -> Any:
                     exponent = 0
                 if b == 0 and t == 0:
                     scale[0] = bits.power_of_two(exponent)
-                if b * threads + t < C:
+                i = b * threads + t
+                if i < C:
                     code = T.alloc_var("int32")
                     code = 0
-                    value = T.cast(x[b * threads + t], "float32")
+                    value = T.cast(x[i], "float32")
                     if not empty and bits.magnitude(value) <= INFINITY:
                         h = bits.hashed(
                             T.cast(b, "int64") * threads + t,
@@ -186,6 +187,6 @@ def quantize_gradient(lane: Lane, dtype: str) -> Any:
                             T.clamp(T.floor(moved), T.float32(-127.0), T.float32(127.0)),
                             "int32",
                         )
-                    q[b * threads + t] = T.cast(code, "int8")
+                    q[i] = T.cast(code, "int8")
 
     return round_gradient

@@ -12,7 +12,7 @@ from arb_ternary_tilelang.lane import Lane
 def pack(lane: Lane, *, N: int, K: int) -> Any:
     """Pack int8 ``[N, K]`` in -1..1 into words ``[N, ceil(K / 16)]``; the padding holds 0."""
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     W = lane.size("W", -(-K // UNIT))
     N = lane.size("N", N)
@@ -26,16 +26,18 @@ def pack(lane: Lane, *, N: int, K: int) -> Any:
         with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
+                u = block * threads + t
                 word = T.uint32(0x55555555)
-                if block * threads + t < W:
+                if u < W:
                     for v in T.serial(UNIT):
-                        if (block * threads + t) * UNIT + v < K:
+                        k = u * UNIT + v
+                        if k < K:
                             trit = T.cast(
-                                trits[n, (block * threads + t) * UNIT + v],
+                                trits[n, k],
                                 "int32",
                             )
                             word = bits.with_trit(word, v, trit)
-                    words[n, block * threads + t] = T.reinterpret(word, "int32")
+                    words[n, u] = T.reinterpret(word, "int32")
 
     return pack_trits
 
@@ -43,7 +45,7 @@ def pack(lane: Lane, *, N: int, K: int) -> Any:
 def unpack(lane: Lane, *, N: int, K: int) -> Any:
     """Unpack words ``[N, ceil(K / 16)]`` to int8 ``[N, K]``."""
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     W = lane.size("W", -(-K // UNIT))
     N = lane.size("N", N)
@@ -57,11 +59,13 @@ def unpack(lane: Lane, *, N: int, K: int) -> Any:
         with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
-                if block * threads + t < W:
-                    word = T.reinterpret(words[n, block * threads + t], "uint32")
+                u = block * threads + t
+                if u < W:
+                    word = T.reinterpret(words[n, u], "uint32")
                     for v in T.serial(UNIT):
-                        if (block * threads + t) * UNIT + v < K:
-                            trits[n, (block * threads + t) * UNIT + v] = T.cast(
+                        k = u * UNIT + v
+                        if k < K:
+                            trits[n, k] = T.cast(
                                 bits.trit(word, v),
                                 "int8",
                             )
@@ -75,7 +79,7 @@ def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
     The padding holds 0.
     """
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     V = lane.size("V", 2 * -(-K // UNIT))
     N = lane.size("N", N)
@@ -89,16 +93,18 @@ def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
         with lane.grid(N, T.ceildiv(V, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
+                u = block * threads + t
                 word = T.uint32(0x88888888)
-                if block * threads + t < V:
+                if u < V:
                     for v in T.serial(8):
-                        if (block * threads + t) * 8 + v < K:
+                        k = u * 8 + v
+                        if k < K:
                             value = T.cast(
-                                votes[n, (block * threads + t) * 8 + v],
+                                votes[n, k],
                                 "int32",
                             )
                             word = bits.with_nibble(word, v, value)
-                    words[n, block * threads + t] = T.reinterpret(word, "int32")
+                    words[n, u] = T.reinterpret(word, "int32")
 
     return pack_votes
 
@@ -106,7 +112,7 @@ def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
 def unpack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
     """Unpack words of 8 columns to int8 ``[N, K]``."""
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     V = lane.size("V", 2 * -(-K // UNIT))
     N = lane.size("N", N)
@@ -120,11 +126,13 @@ def unpack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
         with lane.grid(N, T.ceildiv(V, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
-                if block * threads + t < V:
-                    word = T.reinterpret(words[n, block * threads + t], "uint32")
+                u = block * threads + t
+                if u < V:
+                    word = T.reinterpret(words[n, u], "uint32")
                     for v in T.serial(8):
-                        if (block * threads + t) * 8 + v < K:
-                            votes[n, (block * threads + t) * 8 + v] = T.cast(
+                        k = u * 8 + v
+                        if k < K:
+                            votes[n, k] = T.cast(
                                 bits.nibble(word, v),
                                 "int8",
                             )

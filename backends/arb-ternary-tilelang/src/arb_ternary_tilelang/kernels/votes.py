@@ -18,6 +18,7 @@ SIGN = 0
 FACTORS = 1
 SHIFTS = 2
 _FLOAT_MAX = 3.4028234663852886e38
+_INT_MAX = 2**31 - 1
 
 
 @frozen
@@ -80,10 +81,10 @@ def cast(
     matrix units want the terms of a sum side by side. For a lookup ``a`` is ``grad [M, K]``.
     """
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     rows = tiles.rows
     columns = tiles.columns
-    depth = tiles.depth
+    depth = lane.depth(tiles, rule.grad)
     units = columns // UNIT
     parts = 2 if rule.bits == 4 else 1
     each = UNIT // parts
@@ -104,6 +105,10 @@ def cast(
     elif rule.bits == 2:
         V = W
     stored = "int8" if rule.bits == 8 else "int32"
+    # Whether the 16 accumulators of a word are read and written at once.
+    whole_words = lane.cuda and K % UNIT == 0
+    wide = whole_words and rule.bits == 8
+    wide_scale = whole_words and N % UNIT == 0 and rule.kind != SIGN
     M = T.dynamic("M")
     R = T.dynamic("R")
     L = T.dynamic("L")
@@ -116,7 +121,9 @@ def cast(
         return given(rule.kind, kind)
 
     def lowest(kind: Any) -> Any:
-        """The smallest accumulator of 8 bits."""
+        """The smallest accumulator."""
+        if rule.bits != 8:
+            return -high
         if rule.kind is None:
             return T.if_then_else(kind == SIGN, -128, -127)
         return -128 if rule.kind == SIGN else -127
@@ -127,8 +134,8 @@ def cast(
 
     def size_of(value: Any) -> Any:
         """``|value|`` in the dtype of the sums of magnitudes."""
-        wide = T.cast(value, sizes)
-        return T.max(wide, -wide)
+        size = T.max(value, -value)
+        return T.cast(size, sizes)
 
     starts_shape = (Q,)
     if mapped:
@@ -184,8 +191,8 @@ def cast(
                     T.copy(a[i * depth, bn * rows], a_tile)
                     T.copy(b[i * depth, bk * columns], b_tile)
                     if simple:
-                        for p, q in T.Parallel(rows, columns):
-                            for m in T.serial(depth):
+                        for m in T.serial(depth):
+                            for p, q in T.Parallel(rows, columns):
                                 total[p, q] = total[p, q] + a_tile[m, p] * b_tile[m, q]
                     else:
                         T.gemm(a_tile, b_tile, total, transpose_A=True)
@@ -196,7 +203,10 @@ def cast(
     def vote(
         g: Any,
         scale: Any,
-        vote_scale: Any,
+        row_scale: Any,
+        column_scale: Any,
+        bounds: Any,
+        top: Any,
         limit: Any,
         noise_shift: Any,
         key_0: Any,
@@ -208,16 +218,15 @@ def cast(
         v = T.alloc_var("int32")
         v = 0
         if rule.chosen(SIGN, kind):
-            v = bits.sign(g, T.cast(0, sums), "int32")
+            v = bits.clamp(g, -1, 1) if integer else bits.sign(g, T.cast(0, sums), "int32")
         if rule.chosen(FACTORS, kind):
             h = bits.hashed(bits.index(n, K, k), key_0, key_1)
             p = T.alloc_var("float32")
             p = T.cast(g, "float32")
             if integer:
                 p = p * scale[0]
-            p = p * T.reinterpret(vote_scale[n], "float32")
-            p = p * T.reinterpret(vote_scale[N + k], "float32")
-            top = T.cast(limit, "float32") * T.float32(1.0 / 256)
+            p = p * T.reinterpret(row_scale, "float32")
+            p = p * T.reinterpret(column_scale, "float32")
             bounded = T.alloc_var("float32")
             none = is_nan(p)
             bounded = T.if_then_else(
@@ -233,19 +242,18 @@ def cast(
             h = bits.hashed(bits.index(n, K, k), key_0, key_1)
             power = (T.reinterpret(scale[0], "int32") >> 23) - 127
             shift = T.alloc_var("int32")
-            shift = vote_scale[n] + vote_scale[N + k] - power
-            wide = T.alloc_var("int64")
-            wide = T.cast(g, "int64")
+            shift = row_scale - power + column_scale
             if shift >= 0:
                 shift = T.min(shift, 31)
-                bound = (T.cast(limit, "int64") << T.cast(shift, "int64")) >> T.int64(8)
+                bound = bounds[shift]
                 noise = T.cast(h, "int64") & bits.low_mask(shift)
-                wide = (bits.clamp(wide, -bound, bound) + noise) >> T.cast(shift, "int64")
+                wide_sum = T.cast(bits.clamp(g, -bound, bound), "int64") + noise
+                v = T.cast(wide_sum >> T.cast(shift, "int64"), "int32")
             else:
-                bound = T.cast(limit >> 8, "int64")
-                wide = wide << T.cast(T.min(-shift, 16), "int64")
-                wide = bits.clamp(wide, -bound, bound)
-            v = T.cast(wide, "int32")
+                # Clamped before the shift too, so that 32 bits are enough.
+                bound = limit >> 8
+                v = bits.clamp(g, -bound, bound) << T.min(-shift, 16)
+                v = bits.clamp(v, -bound, bound)
         return v
 
     @T.macro
@@ -289,9 +297,17 @@ def cast(
             square_tile = lane.shared((rows, units), "float32")
             size_tile = lane.shared((rows, units), sizes)
             fault_tile = lane.shared((rows, units), "int32")
+            bounds = lane.shared((32,), "int32")
+            if rule.chosen(SHIFTS, kind):
+                # The largest magnitude of a gradient before each shift.
+                for t in lane.parallel(32):
+                    bound = (T.cast(limit, "int64") << T.cast(t, "int64")) >> T.int64(8)
+                    bounds[t] = T.cast(T.min(bound, T.int64(_INT_MAX)), "int32")
             form(a, b, order, starts, g_tile, bn, bk)
             for t in lane.parallel(rows * units):
                 word = T.alloc_var("uint32")
+                sixteen = T.alloc_local((UNIT,), "int8")
+                scales = T.alloc_local((UNIT,), "int32")
                 score = T.alloc_var("int32")
                 square = T.alloc_var("float32")
                 size = T.alloc_var(sizes)
@@ -310,11 +326,23 @@ def cast(
                     if mapped:
                         n = T.cast(names[r], "int32")
                     word = T.reinterpret(words[n, u], "uint32")
-                    for part in T.serial(parts):
+                    if wide:
+                        for i in T.vectorized(UNIT):
+                            sixteen[i] = votes[n, u * UNIT + i]
+                    top = T.alloc_var("float32")
+                    top = T.cast(limit, "float32") * T.float32(1.0 / 256)
+                    row_scale = T.alloc_var("int32")
+                    row_scale = 0
+                    if scaled(kind):
+                        row_scale = vote_scale[n]
+                    if wide_scale:
+                        for i in T.vectorized(UNIT):
+                            scales[i] = vote_scale[N + u * UNIT + i]
+                    for part in lane.unrolled(parts):
                         held = T.alloc_var("uint32")
                         if rule.bits != 8:
                             held = T.reinterpret(votes[n, parts * u + part], "uint32")
-                        for i in T.serial(each):
+                        for i in lane.unrolled(each):
                             at = part * each + i
                             k = u * UNIT + at
                             if k < K:
@@ -344,10 +372,18 @@ def cast(
                                 square = square + whole * whole
                                 if scaled(kind):
                                     size = size + size_of(g)
+                                column_scale = T.alloc_var("int32")
+                                if wide_scale:
+                                    column_scale = scales[at]
+                                elif scaled(kind):
+                                    column_scale = vote_scale[N + k]
                                 v = vote(
                                     g,
                                     scale,
-                                    vote_scale,
+                                    row_scale,
+                                    column_scale,
+                                    bounds,
+                                    top,
                                     limit,
                                     noise_shift,
                                     key_0,
@@ -357,29 +393,29 @@ def cast(
                                     k,
                                 )
                                 score = score + v * bits.trit(word, at)
-                                left = T.alloc_var("int32")
-                                if rule.bits == 8:
-                                    left = T.cast(votes[n, k], "int32") - v
-                                    votes[n, k] = T.cast(
-                                        bits.clamp(left, lowest(kind), high),
-                                        "int8",
-                                    )
+                                old = T.alloc_var("int32")
+                                if wide:
+                                    old = T.cast(sixteen[at], "int32")
+                                elif rule.bits == 8:
+                                    old = T.cast(votes[n, k], "int32")
                                 elif rule.bits == 4:
-                                    left = bits.nibble(held, i) - v
-                                    held = bits.with_nibble(
-                                        held,
-                                        i,
-                                        bits.clamp(left, -high, high),
-                                    )
+                                    old = bits.nibble(held, i)
                                 else:
-                                    left = bits.trit(held, i) - v
-                                    held = bits.with_trit(
-                                        held,
-                                        i,
-                                        bits.clamp(left, -high, high),
-                                    )
+                                    old = bits.trit(held, i)
+                                left = bits.clamp(old - v, lowest(kind), high)
+                                if wide:
+                                    sixteen[at] = T.cast(left, "int8")
+                                elif rule.bits == 8:
+                                    votes[n, k] = T.cast(left, "int8")
+                                elif rule.bits == 4:
+                                    held = bits.with_nibble(held, i, left)
+                                else:
+                                    held = bits.with_trit(held, i, left)
                         if rule.bits != 8:
                             votes[n, parts * u + part] = T.reinterpret(held, "int32")
+                    if wide:
+                        for i in T.vectorized(UNIT):
+                            votes[n, u * UNIT + i] = sixteen[i]
                 score_tile[line, place] = score
                 square_tile[line, place] = square
                 size_tile[line, place] = size
@@ -443,7 +479,7 @@ def settle(lane: Lane, scaled: Option, mapped: Option) -> Any:
     ``r``.
     """
     T = lane.T
-    bits = Bits(T)
+    bits = Bits(lane)
     threads = lane.width
     N = T.dynamic("N")
     J = T.dynamic("J")
