@@ -48,10 +48,10 @@ BUDGETS = {
     "arb-ternary-diffusion": 11.6,
     "arb-ternary-cpu": 15.6,
     "arb-ternary-triton": 31.6,
-    "arb-ternary-tilelang": 25.6,
+    "arb-ternary-tilelang": 30.7,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 678.5
+TOTAL = 683.6
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
