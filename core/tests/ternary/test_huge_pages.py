@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,24 @@ def test_tensors_that_share_their_memory_keep_it() -> None:
     tied[1].weight = tied[0].weight
     move_to_huge_pages(tied)
     assert tied[0].weight is tied[1].weight
+
+
+def test_the_memory_of_before_is_returned() -> None:
+    if not Path("/proc/self/statm").exists() or not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("this system does not say what is resident, or its allocator is another one")
+    # Each takes its memory from the heap, of which only the end would be returned by itself.
+    module = nn.Sequential(*(nn.Linear(128, 128) for _ in range(1000)))
+    held = torch.zeros(128, 128)
+    before = resident_bytes()
+    size = move_to_huge_pages(module)
+    assert size > 60 << 20
+    assert resident_bytes() - before < size / 4
+    assert not held.any()
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 def test_a_small_model_stays_where_it_is() -> None:

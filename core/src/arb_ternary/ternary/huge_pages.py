@@ -8,6 +8,7 @@ side in one region.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 from collections import Counter
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 HUGE_PAGE: Final = 2 << 20
 #: Bytes of a cache line, at which every tensor begins.
 _LINE: Final = 64
+#: Bytes of tensors that are moved before their old memory is returned to the system.
+_FREED: Final = 64 << 20
 
 
 class Region:
@@ -79,12 +82,25 @@ def move_to_huge_pages(model: nn.Module) -> int:
     if size < HUGE_PAGE:
         return 0
     region = Region(size)
+    freed = 0
     with torch.no_grad():
         for tensor in moved:
             place = region.take(tuple(tensor.shape), tensor.dtype)
             place.copy_(tensor)
             tensor.data = place
+            freed += tensor.nbytes
+            if freed >= _FREED:
+                _return_freed_memory()
+                freed = 0
+    _return_freed_memory()
     return size
+
+
+def _return_freed_memory() -> None:
+    """Return what was freed to the system; glibc keeps it otherwise, so that models count twice."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _can_move(tensor: Tensor) -> bool:
