@@ -26,7 +26,7 @@ from arb_ternary_bench.generation.bench import GenerateBench, run_generate_bench
 from arb_ternary_bench.generation.cases import Case, measure_case
 from arb_ternary_bench.generation.contenders import Contender, needed_bytes, obstacle, open_session
 from arb_ternary_bench.generation.decoders import DecoderSession, bfloat16_decoder, ternary_decoder
-from arb_ternary_bench.generation.gguf_file import file_bytes, write_random_gguf
+from arb_ternary_bench.generation.gguf_file import _random_blocks, file_bytes, write_random_gguf
 from arb_ternary_bench.generation.llama_cpp import LlamaCpp
 from arb_ternary_bench.generation.result import TABLE
 from arb_ternary_bench.generation.shapes import SHAPES, GenerationShape
@@ -488,7 +488,7 @@ def test_a_contender_keeps_keys_and_values_in_the_format_of_its_name(
 # --- llama.cpp
 
 
-@pytest.mark.parametrize("kind", ["TQ2_0", "TQ1_0"])
+@pytest.mark.parametrize("kind", ["TQ2_0", "Q2_0", "TQ1_0"])
 @pytest.mark.parametrize("shape", [TINY, BITNET], ids=["llama", "bitnet"])
 def test_llama_cpp_cached_passes_equal_one_whole_pass(
     shape: GenerationShape, kind: str, tmp_path: Path
@@ -499,7 +499,8 @@ def test_llama_cpp_cached_passes_equal_one_whole_pass(
     write_random_gguf(file, shape, kind, 64)
     assert 0 < file.stat().st_size - file_bytes(shape, kind) < 20_000
     session = LlamaCpp(file, shape, kind, threads=1)
-    assert session.weight_bytes == shape.weights_read() * {"TQ2_0": 66, "TQ1_0": 54}[kind] // 256
+    block_bytes = {"TQ2_0": 66, "Q2_0": 4 * 18, "TQ1_0": 54}[kind]
+    assert session.weight_bytes == shape.weights_read() * block_bytes // 256
     tokens = np.random.default_rng(0).integers(0, shape.vocabulary, (3, 6))
     session.start(3, 8)
     together = session.read(tokens)
@@ -512,6 +513,16 @@ def test_llama_cpp_cached_passes_equal_one_whole_pass(
         assert logits[together[row]] == pytest.approx(logits[alone[0]], abs=0.02)
         assert float(logits.std()) > 0.01
     session.close_context()
+
+
+def test_blocks_of_q2_0_hold_trits() -> None:
+    interchange = pytest.importorskip("arb_ternary_interchange.gguf.blocks")
+    blocks = _random_blocks("Q2_0", 3)
+    trits, scales = interchange.decode_codes(blocks, interchange.Q2_0)
+    drawn = np.random.default_rng(3).integers(-1, 2, trits.shape)
+    np.testing.assert_array_equal(trits, drawn)
+    assert scales.shape == (len(blocks), 4)
+    assert (scales == 1 / 32).all()
 
 
 @pytest.mark.parametrize("kind", ["TQ2_0", "TQ1_0"])

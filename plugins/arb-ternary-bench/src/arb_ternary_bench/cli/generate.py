@@ -89,7 +89,7 @@ def _contenders(
     "--contenders",
     metavar="NAME,...",
     callback=_contenders,
-    help="Backends, tq2_0, tq1_0, bfloat16; default: the preferred backend and all others. A "
+    help="Backends, tq2_0, q2_0, tq1_0, bfloat16; default: the preferred backend and all others. A "
     "backend keeps keys and values in bfloat16; cpu/float-cache and cpu/int8-cache as computed and "
     "as int8.",
 )

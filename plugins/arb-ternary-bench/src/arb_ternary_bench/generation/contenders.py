@@ -1,5 +1,5 @@
-"""Contenders: backends, with three formats of keys and values, llama.cpp in two formats, and
-bfloat16.
+"""Contenders: backends, with three formats of keys and values, llama.cpp in three formats,
+and bfloat16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from arb_ternary_text.models.cache import CacheNumbers
 
 #: llama.cpp's types by the names of their contenders.
-LLAMA_CPP: Final = {"tq2_0": "TQ2_0", "tq1_0": "TQ1_0"}
+LLAMA_CPP: Final = {"tq2_0": "TQ2_0", "q2_0": "Q2_0", "tq1_0": "TQ1_0"}
 BFLOAT16: Final = "bfloat16"
 #: Ends the name of a backend whose keys and values are kept as the model computes them, or as int8.
 #: Without an end they are kept in bfloat16.

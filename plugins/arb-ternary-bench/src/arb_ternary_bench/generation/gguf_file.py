@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 
 from arb_ternary_bench.generation.shapes import GenerationShape
 
-#: Weights that share a scale in TQ1_0 and TQ2_0; rows are whole blocks.
+#: Weights that share a scale in TQ1_0 and TQ2_0; rows are whole blocks. Q2_0 has four scales.
 BLOCK: Final = 256
 #: Bytes of such a block, by type.
-BLOCK_BYTES: Final = {"TQ1_0": 54, "TQ2_0": 66}
+BLOCK_BYTES: Final = {"TQ1_0": 54, "TQ2_0": 66, "Q2_0": 72}
+#: Numbers of types in a file.
+_TYPES: Final = {"TQ1_0": 34, "TQ2_0": 35, "Q2_0": 42}
+#: Weights that share a scale in Q2_0.
+_Q2_0_BLOCK: Final = 64
 #: Number of blocks that are drawn; the tensors of a file repeat them.
 _DRAWN: Final = 1 << 12
 
@@ -42,7 +46,7 @@ def write_random_gguf(
     Args:
         path: the file, which must not exist.
         shape: all inputs of its matrices must be multiples of :data:`BLOCK`.
-        kind: ``TQ1_0`` or ``TQ2_0``.
+        kind: ``TQ1_0``, ``TQ2_0`` or ``Q2_0``.
         context: the most positions of a sequence.
         seed: seed of the weights; a third of them is -1, 0 and 1 each.
         tokenizer: write one too, of made-up words, which servers need.
@@ -56,7 +60,7 @@ def write_random_gguf(
             _add_tokenizer(writer, shape.vocabulary)
         else:
             writer.add_tokenizer_model("none")
-        names = _plan(writer, shape, getattr(gguf.GGMLQuantizationType, kind))
+        names = _plan(writer, shape, kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -103,7 +107,7 @@ def _add_tokenizer(writer: Any, vocabulary: int) -> None:
     writer.add_unk_token_id(0)
 
 
-def _plan(writer: Any, shape: GenerationShape, kind: Any) -> list[tuple[int, int | None]]:
+def _plan(writer: Any, shape: GenerationShape, kind: str) -> list[tuple[int, int | None]]:
     """Announce every tensor; return rows and columns (None for a vector) in the written order."""
     planned: list[tuple[int, int | None]] = []
 
@@ -112,10 +116,12 @@ def _plan(writer: Any, shape: GenerationShape, kind: Any) -> list[tuple[int, int
         planned.append((features, None))
 
     def matrix(name: str, rows: int, columns: int) -> None:
-        nbytes = rows * columns // BLOCK * BLOCK_BYTES[kind.name]
-        row_bytes = columns // BLOCK * BLOCK_BYTES[kind.name]
+        nbytes = rows * columns // BLOCK * BLOCK_BYTES[kind]
+        # The package takes the number of a type that it does not know, with a dtype that is not
+        # uint8, for which it would look up the sizes of blocks.
+        dtype = np.dtype(np.int8)
         writer.add_tensor_info(
-            f"{name}.weight", (rows, row_bytes), np.dtype(np.uint8), nbytes, raw_dtype=kind
+            f"{name}.weight", (rows, columns), dtype, nbytes, raw_dtype=_TYPES[kind]
         )
         planned.append((rows, columns))
 
@@ -139,6 +145,16 @@ def _random_blocks(kind: str, seed: int) -> NDArray[np.uint8]:
     import gguf
 
     trits = np.random.default_rng(seed).integers(-1, 2, (_DRAWN, BLOCK)).astype(np.float32)
+    if kind == "Q2_0":  # which the package does not know
+        return _q2_0_blocks(trits)
     trits[:, 0] = 1  # a block's scale is that of its largest weight
     packed: NDArray[np.uint8] = gguf.quantize(trits / 32, getattr(gguf.GGMLQuantizationType, kind))
     return packed
+
+
+def _q2_0_blocks(trits: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return trits ``[blocks, BLOCK]`` as Q2_0: a float16 scale, then codes ``t + 1`` of 2 bits."""
+    codes = (trits + 1).astype(np.uint8).reshape(-1, _Q2_0_BLOCK // 4, 4)
+    packed = np.bitwise_or.reduce(codes << np.arange(0, 8, 2, dtype=np.uint8), axis=2)
+    scales = np.full(packed.shape[0], 1 / 32, np.float16)[:, None].view(np.uint8)
+    return np.concatenate([scales, packed], axis=1).reshape(-1, BLOCK_BYTES["Q2_0"])
