@@ -117,9 +117,7 @@ def test_refusals_are_a_line(
     assert list(kept.iterdir()) == []
 
 
-def test_a_hub_that_cannot_be_reached_loses_nothing(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_hub_that_cannot_be_reached_loses_nothing(source: Path, tmp_path: Path) -> None:
     before = {file: file.read_bytes() for file in source.iterdir()}
     # Nothing listens on port 1.
     home = tmp_path / "home"
