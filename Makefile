@@ -90,7 +90,7 @@ gpu-compile: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-seed=0 -m "slow and not interpreted" \
 	  backends/arb-ternary-triton/tests/test_shapes.py backends/arb-ternary-triton/tests/test_compiling.py \
 	  backends/arb-ternary-triton/tests/test_lane.py backends/arb-ternary-tilelang/tests/test_compiled.py \
-	  backends/arb-ternary-tilelang/tests/test_conformance.py
+	  backends/arb-ternary-tilelang/tests/test_conformance.py backends/arb-ternary-tilelang/tests/test_fixed_sizes.py
 
 # On a machine with a GPU, torch and Triton 3.6 or newer and no network: WHEELS is a folder with the wheels that it lacks,
 # hatchling among them; with tilelang's and what that needs, its backend takes part. PARTS is some of: facts sanitizer

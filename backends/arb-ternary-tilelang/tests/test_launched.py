@@ -71,7 +71,7 @@ class Zeroed(ModuleType):
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Launch]]:
     """The kernels that are launched, with their options."""
     found: set[Launch] = set()
-    lane = Lane("cuda", "sm_90a", ModuleType("unused"))
+    lane = Lane("cuda", "sm_90a", ModuleType("unused"), fixed=True)
 
     def kernel(
         _self: Lane, make: Callable[..., Any], *options: object, **_sizes: int

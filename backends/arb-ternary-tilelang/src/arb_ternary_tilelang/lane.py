@@ -101,11 +101,14 @@ class Lane:
         kind: ``c`` or ``cuda``.
         arch: ``sm_90a`` and the like; empty for ``c``.
         T: TileLang's dialect for the target.
+        fixed: whether sizes and options are constants of a kernel, as always on CUDA. Then several
+            words are read at a time where the sizes allow it.
     """
 
     kind: str
     arch: str
     T: ModuleType = field(repr=False)
+    fixed: bool = False
     _built: dict[tuple[object, ...], Callable[..., None]] = field(
         factory=dict, repr=False, init=False
     )
@@ -138,16 +141,16 @@ class Lane:
         return tiles.depth // _BYTES.get(dtype, 1) if self.cuda else tiles.depth
 
     def size(self, name: str, value: int) -> Any:
-        """A size of a tensor: a constant of the kernel on CUDA, an argument of it otherwise."""
-        return value if self.cuda else self.T.dynamic(name)
+        """A size of a tensor: a constant of the kernel if sizes are fixed, else an argument."""
+        return value if self.fixed else self.T.dynamic(name)
 
     def constant(self, value: int, argument: Any) -> Any:
-        """``value`` on CUDA, where sizes are constants, and the argument of the call otherwise."""
-        return value if self.cuda else argument
+        """``value`` if sizes are fixed, else the argument of the call."""
+        return value if self.fixed else argument
 
     def option(self, value: Option) -> Option:
-        """An option of a kernel: a constant of it on CUDA, an argument (None here) otherwise."""
-        return value if self.cuda else None
+        """An option of a kernel: a constant if they are fixed, else an argument, None here."""
+        return value if self.fixed else None
 
     def grid(self, *blocks: Any, threads: int) -> Any:
         """``T.Kernel``, with threads on CUDA.
@@ -191,12 +194,12 @@ class Lane:
     def kernel(self, make: Callable[..., Any], *options: Any, **sizes: int) -> Callable[..., None]:
         """Return the kernel that ``make(lane, *options, **sizes)`` describes.
 
-        It is compiled at the first call. Only on CUDA are the sizes constants of it.
+        It is compiled at the first call. The sizes are constants of it only if they are fixed.
 
         Raises:
             EnvironmentProblem: there is no compiler, or it refuses.
         """
-        constants = sorted(sizes.items()) if self.cuda else []
+        constants = sorted(sizes.items()) if self.fixed else []
         key = (make, options, *constants)
         found = self._built.get(key)
         if found is None:
@@ -264,4 +267,4 @@ def cpu_lane() -> Lane:
 
 def cuda_lane(arch: str) -> Lane:
     """Return a lane that compiles CUDA for ``arch``, for example ``sm_80`` or ``sm_90a``."""
-    return Lane("cuda", arch, _dialect("tilelang.language"))
+    return Lane("cuda", arch, _dialect("tilelang.language"), fixed=True)

@@ -402,7 +402,7 @@ def _banded_product(
 def _gemv(operands: _Operands, a: Tensor, scale: Tensor, levels: Levels) -> Tensor:
     """Multiply very few rows, one by one."""
     result = operands.empty(operands.rows, operands.columns, dtype=operands.out)
-    chunk = 4 if operands.lane.cuda and operands.held.shape[1] % 4 == 0 else 1
+    chunk = 4 if operands.lane.fixed and operands.held.shape[1] % 4 == 0 else 1
     missing = -operands.terms % UNIT
     if missing:
         a = torch.nn.functional.pad(a, (0, missing))

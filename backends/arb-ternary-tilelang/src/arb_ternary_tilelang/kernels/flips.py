@@ -40,7 +40,7 @@ def flip_trits(
         V = W
     stored = "int8" if bits_held == 8 else "int32"
     # Whether the 16 accumulators of a word are read and written at once.
-    wide = lane.cuda and bits_held == 8 and K % UNIT == 0
+    wide = lane.fixed and bits_held == 8 and K % UNIT == 0
     # Threads that count flips together.
     warps = threads // 32 if lane.cuda else threads
 
@@ -75,7 +75,7 @@ def flip_trits(
                 if u < W:
                     word = T.reinterpret(words[n, u], "uint32")
                     if wide:
-                        for i in T.vectorized(UNIT):
+                        for i in lane.vectorized(UNIT):
                             sixteen[i] = votes[n, u * UNIT + i]
                     for part in lane.unrolled(parts):
                         held = T.alloc_var("uint32")
@@ -148,7 +148,7 @@ def flip_trits(
                         if bits_held != 8:
                             votes[n, parts * u + part] = T.reinterpret(held, "int32")
                     if wide:
-                        for i in T.vectorized(UNIT):
+                        for i in lane.vectorized(UNIT):
                             votes[n, u * UNIT + i] = sixteen[i]
                     if count != 0:
                         words[n, u] = T.reinterpret(word, "int32")

@@ -84,8 +84,8 @@ def product(
     high = 1
     if integer and turned:
         high = 4
-    elif integer and lane.cuda:
-        run = words_of_a_level(K, G, columns * units // tiles.threads)
+    elif integer and lane.fixed:
+        run = words_of_a_level(K, G, gcd(units, columns * units // tiles.threads))
     stages = tiles.stages if lane.cuda else 0
 
     def table_of(level: Any) -> Any:
@@ -390,9 +390,9 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
     bits = Bits(lane)
     lanes = 32 if lane.cuda else 1
     groups = 4
-    each = 4 if lane.cuda and N >= _MANY_OUTPUTS else 2
+    each = 4 if lane.fixed and N >= _MANY_OUTPUTS else 2
     rows = groups * each
-    run = words_of_a_level(K, G, chunk) if lane.cuda else 1
+    run = words_of_a_level(K, G, chunk) if lane.fixed else 1
     M = T.dynamic("M")
     N = lane.size("N", N)
     W = lane.size("W", -(-K // UNIT))

@@ -106,7 +106,7 @@ def cast(
         V = W
     stored = "int8" if rule.bits == 8 else "int32"
     # Whether the 16 accumulators of a word are read and written at once.
-    whole_words = lane.cuda and K % UNIT == 0
+    whole_words = lane.fixed and K % UNIT == 0
     wide = whole_words and rule.bits == 8
     wide_scale = whole_words and N % UNIT == 0 and rule.kind != SIGN
     M = T.dynamic("M")
@@ -327,7 +327,7 @@ def cast(
                         n = T.cast(names[r], "int32")
                     word = T.reinterpret(words[n, u], "uint32")
                     if wide:
-                        for i in T.vectorized(UNIT):
+                        for i in lane.vectorized(UNIT):
                             sixteen[i] = votes[n, u * UNIT + i]
                     top = T.alloc_var("float32")
                     top = T.cast(limit, "float32") * T.float32(1.0 / 256)
@@ -336,7 +336,7 @@ def cast(
                     if scaled(kind):
                         row_scale = vote_scale[n]
                     if wide_scale:
-                        for i in T.vectorized(UNIT):
+                        for i in lane.vectorized(UNIT):
                             scales[i] = vote_scale[N + u * UNIT + i]
                     for part in lane.unrolled(parts):
                         held = T.alloc_var("uint32")
@@ -414,7 +414,7 @@ def cast(
                         if rule.bits != 8:
                             votes[n, parts * u + part] = T.reinterpret(held, "int32")
                     if wide:
-                        for i in T.vectorized(UNIT):
+                        for i in lane.vectorized(UNIT):
                             votes[n, u * UNIT + i] = sixteen[i]
                 score_tile[line, place] = score
                 square_tile[line, place] = square
