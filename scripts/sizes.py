@@ -47,11 +47,11 @@ BUDGETS = {
     "arb-ternary-audio": 10.1,
     "arb-ternary-diffusion": 11.6,
     "arb-ternary-cpu": 15.6,
-    "arb-ternary-triton": 31.6,
+    "arb-ternary-triton": 36.7,
     "arb-ternary-tilelang": 30.7,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 683.6
+TOTAL = 688.7
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}

@@ -1,5 +1,5 @@
-"""Kernels compiled for GPUs that need not be there: no spills, and int8 products on tensor
-cores.
+"""Kernels compiled for GPUs that need not be there: no spills, the memory that a GPU has, int8
+products on tensor cores, and few instructions per weight.
 """
 
 from __future__ import annotations
@@ -13,22 +13,49 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import asdict
 
 from arb_ternary.environment import for_child
 from arb_ternary_triton import compiling
-from arb_ternary_triton.compiling import CASES
+from arb_ternary_triton.compiling import CASES, lane, launches_of
+from arb_ternary_triton.entries import KINDS, ROWS, modelled
+from arb_ternary_triton.gpu import COMPILED
+from arb_ternary_triton.launch import INTERPRETED
+from arb_ternary_triton.translation import TARGETS, Specialised, specialise
 
 #: The instruction that multiplies int8, by target.
 TENSOR = {
     "sm_80": r"mma\.sync\.aligned.*\.s8\.s8\.s32",
     "sm_90a": r"wgmma.*\.s8\.s8",
+    "sm_120a": r"mma\.sync\.aligned.*\.s8\.s8\.s32",
     "gfx942": r"v_mfma_i32_.*i8",
 }
-#: Shared memory that a program may have, in bytes.
-SHARED = {"sm_80": 163 * 1024, "sm_90a": 227 * 1024, "gfx942": 64 * 1024}
 ROW = "linear int8, M = 1"
-#: What every test run compiles, for every target: the forward product both ways, and the votes.
+#: What every test run compiles: the forward product both ways, and the votes.
 FEW = [ROW, "linear int8, M = 2048", "cast_votes int8, M = 2048"]
+#: Most instructions per weight or element for sm_90a. What a case took when this was written is
+#: between this and a tenth less.
+MOST = {
+    ROW: 1.1,
+    "linear int8, M = 16": 2.0,
+    "linear int8, M = 64": 2.0,
+    "linear int8, M = 2048": 2.7,
+    "linear_grad_input int8, M = 16": 3.5,
+    # 3.5 was the goal: a tile of 64 rows takes 3.26, but then the weight is decoded twice as often
+    "linear_grad_input int8, M = 2048": 3.7,
+}
+#: The same for gfx942.
+MOST_AMD = {ROW: 3.0}
+#: Kernels on the hot path: one of these for each matrix in each step.
+HOT = {
+    "row_kernel",
+    "linear_kernel",
+    "grad_input_kernel",
+    "product_votes_kernel",
+    "flip_kernel",
+    "quantize_rows_kernel",
+    "quantize_gradient_kernel",
+}
 
 
 def _compile(
@@ -46,38 +73,68 @@ def _compile(
 
 
 @pytest.mark.parametrize(
-    "cases", [FEW, pytest.param(list(CASES), marks=pytest.mark.slow)], ids=["a few", "all"]
+    ("cases", "targets"),
+    [(FEW, ["sm_90a", "gfx942"]), pytest.param(list(CASES), [*TARGETS], marks=pytest.mark.slow)],
+    ids=["a few", "all"],
 )
-def test_hot_kernels_use_tensor_cores_without_spills(cases: list[str]) -> None:
-    found = _compile(TENSOR, cases)
+def test_hot_kernels_use_tensor_cores_without_spills(cases: list[str], targets: list[str]) -> None:
+    found = _compile(targets, cases)
     assert [(one["case"], one["target"]) for one in found] == [
-        (case, target) for case in cases for target in TENSOR
+        (case, target) for case in cases for target in targets
     ]
     for one in found:
         case = one["case"]
         target = one["target"]
         assert one["spills"] == 0, (case, target)
-        assert 0 < one["registers"] <= (512 if target == "gfx942" else 255), (case, target)
-        assert one["shared"] <= SHARED[target], (case, target)
-        if "int8, " in case and case != ROW:
-            assert any(re.search(TENSOR[target], name) for name in one["instructions"]), (
-                case,
-                target,
-            )
+        assert one["shared"] <= COMPILED[target.removesuffix("a")].shared, (case, target)
+        most = {"sm_90a": MOST, "gfx942": MOST_AMD}.get(target, {}).get(case)
+        assert most is None or one["per_element"] <= most, (case, target, one["per_element"])
+        if "int8, " in case and case != ROW and target in TENSOR:
+            assert any(re.search(TENSOR[target], name) for name in one["instructions"]), one
         if case == ROW:
             dots = [name for name in one["instructions"] if name.startswith("dp4a")]
-            assert bool(dots) == (target != "gfx942")
+            assert bool(dots) == target.startswith("sm_")
+
+
+def _may_spill(one: dict[str, Any], options: dict[str, Any]) -> bool:
+    """Whether a kernel is off the hot path: float32 products, sums in 64 bits, other kernels."""
+    wide = options.get("BANDS", 1) > 1
+    return one["kernel"] not in HOT or wide or "float32, groups" in one["case"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TENSOR)
-def test_every_other_kernel_compiles_with_hardly_a_spill(target: str) -> None:
-    found = _compile([target], (), "--others")
-    assert len({one["kernel"] for one in found}) >= 12
-    for one in found:
-        # two registers or so of a float32 product on ordinary units
-        assert one["spills"] <= 16, one
-        assert one["shared"] <= SHARED[target], one
+@pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter")
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles_with_every_option(target: str) -> None:
+    known: set[Specialised] = set()
+    for case, call in lane().items():
+        for launch in launches_of(call, target):
+            key = specialise(launch)
+            if key in known:
+                continue
+            known.add(key)
+            one = asdict(compiling.compiled(case, launch, target))
+            assert one["shared"] <= COMPILED[target.removesuffix("a")].shared, one
+            # two registers or so of a float32 product on ordinary units
+            assert one["spills"] <= (16 if _may_spill(one, launch.constants) else 0), one
+    assert len({one.kernel for one in known}) == 24
+
+
+def test_no_choice_of_the_model_takes_more_memory_than_a_program_may_have() -> None:
+    """The operands that the stages of a pipeline keep in shared memory, by their sizes."""
+    for gpu in COMPILED.values():
+        for kind in KINDS:
+            kernel, operands = kind
+            if kernel not in ("linear", "grad_input"):
+                continue
+            size = {"int8": 1, "wide": 1, "16 bits": 2, "float32": 4}[operands]
+            for rows in ROWS:
+                entry = modelled(kind, rows, gpu)
+                terms = 128 * entry.blocks if kernel == "linear" else entry.outputs
+                words = 32 * entry.outputs * entry.blocks
+                # AMD's pipeline keeps one stage less than it has.
+                stages = entry.stages if gpu.nvidia else entry.stages - 1
+                assert stages * (size * terms * entry.rows + words) <= gpu.shared, (gpu, kind, rows)
 
 
 def test_the_page_lists_every_kernel_and_target_without_a_spill() -> None:
@@ -88,8 +145,8 @@ def test_the_page_lists_every_kernel_and_target_without_a_spill() -> None:
     rows = [
         line.removeprefix("| ").split(" | ") for line in ours.splitlines() if line.startswith("| ")
     ]
-    spills = {(row[0], row[1]): row[4] for row in rows if len(row) > 6 and row[1] in TENSOR}
-    assert spills == {(case, target): "0" for case in CASES for target in TENSOR}
+    spills = {(row[0], row[1]): row[4] for row in rows if len(row) > 7 and row[1] in TARGETS}
+    assert spills == {(case, target): "0" for case in CASES for target in TARGETS}
 
 
 def test_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

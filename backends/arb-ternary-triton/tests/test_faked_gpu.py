@@ -1,18 +1,29 @@
-"""Calls on tensors of a GPU that is not there: they have sizes and no values."""
+"""Calls for a GPU that is not there: on tensors that have sizes and no values, or recorded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from arb_ternary.backends import ops
-from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends import ops, select
+from arb_ternary.backends.protocol import ProbeResult, WeightShape
+from arb_ternary.backends.select import use_backend
 from arb_ternary.backends.vote_state import new_state
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.models import seed_votes, ternary_modules
+from arb_ternary_text.models.decoder import DecoderConfig, build
+from arb_ternary_train.update import ternary_update
 from arb_ternary_triton import arguments, products
 from arb_ternary_triton.arguments import packed_columns
+from arb_ternary_triton.compiling import lane, launches_of
+from arb_ternary_triton.gpu import KNOWN
+from arb_ternary_triton.launch import INTERPRETED, Launch, recording
+from arb_ternary_votes.scaled_votes import ScaledVotes
+from arb_ternary_votes.sign_votes import SignVotes
 
 
 @pytest.fixture
@@ -42,3 +53,85 @@ def test_lookup_makes_the_host_wait_for_nothing(launched: list[str]) -> None:
         rows = ops.embedding.function(ids, None, state, torch.bfloat16, "float")
     assert rows.shape == (3, 64)
     assert launched == ["lookup_kernel"]
+
+
+#: Constants of kernels that are sizes of tiles, and follow the sizes of operands.
+_TILES = {"ROWS", "OUTPUTS", "BLOCKS", "COLUMNS", "TERMS", "CHUNK"}
+#: Constants that are sizes of groups or numbers of parts.
+_SIZES = {"GROUP", "UNIT", "UNITS_PER_GROUP", "SPLIT"}
+
+
+def _options(launch: Launch) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """A kernel and what a call asks of it, whatever the sizes of its operands are."""
+    asked = [
+        (name, min(value, 2) if name in _SIZES else value)
+        for name, value in launch.constants.items()
+        if name not in _TILES
+    ]
+    return launch.kernel.__name__, tuple(sorted(asked))
+
+
+def _model(gradients: str, scale_rule: str) -> torch.nn.Module:
+    config = DecoderConfig(
+        width=128,
+        layers=1,
+        heads=4,
+        feed_forward=256,
+        architecture="qwen3",
+        max_length=128,
+        group_size=32,
+        scale_rule=scale_rule,
+        embedding_scale_rule=scale_rule,
+        gradients=gradients,
+    )
+    return build(config, 256)
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The backend serves the CPU; memory that a recorded kernel does not fill holds zeros."""
+    probe = select._probe_named
+    monkeypatch.setattr(
+        select,
+        "_probe_named",
+        lambda name, device: ProbeResult(True, "") if name == "triton" else probe(name, device),
+    )
+    select._serves.cache_clear()
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    yield
+    select._serves.cache_clear()
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter")
+def test_a_step_launches_what_the_lane_compiles_and_nothing_else() -> None:
+    compiled = {
+        _options(launch) for call in lane().values() for launch in launches_of(call, "sm_90a")
+    }
+    launched = {}
+    for gradients in ("int8", "float"):
+        for rule in ("frozen", "residual"):
+            with use_backend("triton"), recording(KNOWN["sm_90"]) as launches:
+                model = _model(gradients, rule)
+                seed_votes(model, 7)
+                modules = dict(ternary_modules(model))
+                optimizer: TernaryOptimizer = SignVotes(modules)
+                if rule == "frozen":
+                    optimizer = ScaledVotes(modules, lr=0.1)
+                ids = torch.randint(0, 256, (2, 64))
+                logits = model(ids)
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.view(-1))
+                assert ternary_update(model, optimizer, loss).stepped
+                with torch.no_grad():
+                    model(ids[:1, :1])  # a token of generation
+            launched |= {_options(launch): launch for launch in launches}
+    assert {kernel for kernel, _ in launched} >= {
+        "row_kernel",
+        "linear_kernel",
+        "grad_input_kernel",
+        "product_votes_kernel",
+        "lookup_votes_kernel",
+        "flip_kernel",
+        "flip_exponents_kernel",
+    }
+    assert launched.keys() - compiled == set()

@@ -17,7 +17,7 @@ import torch
 
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.select import get_backend
-from arb_ternary_triton import arguments, choice, tiles, tuning
+from arb_ternary_triton import arguments, choice, products, tables, tiles, tuning
 from arb_ternary_triton import backend as backend_module
 from arb_ternary_triton.choice import chosen_entry, forced
 from arb_ternary_triton.entries import KINDS, ROWS, Entry, modelled, operands_of, row_bound
@@ -182,14 +182,14 @@ def test_choice_shares_sums_until_the_gpu_is_full(
     on_h200: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "INTERPRETED", False)
-    assert tiles.choose_row(4096, 4096, True, DEVICE) == tiles.RowTile(16, 4, 2, 4, 3)
+    assert tiles.choose_row(4096, 4096, True, DEVICE) == tiles.RowTile(16, 16, 1, 4, 3)
     assert tiles.choose_linear(16, 4096, 4096, torch.int8, False, DEVICE) == tiles.ProductTile(
         16, 64, 2, 4, 4, 3
     )
     large = tiles.choose_linear(2048, 4096, 4096, torch.int8, False, DEVICE)
-    assert large == tiles.ProductTile(128, 128, 1, 1, 8, 3)
+    assert large == tiles.ProductTile(128, 128, 1, 1, 4, 3)
     grad = tiles.choose_grad_input(16, 4096, 4096, torch.int8, False, DEVICE)
-    assert grad == tiles.ProductTile(16, 64, 2, 5, 4, 3)
+    assert grad == tiles.ProductTile(16, 128, 4, 8, 4, 3)
     assert tiles.choose_votes(2048, 4096, 4096, torch.int8, True, DEVICE) == tiles.VoteTile(
         64, 128, 64, 8, 3
     )
@@ -387,3 +387,32 @@ def test_what_was_measured_is_explained(on_h200: Path, monkeypatch: pytest.Monke
     assert built.measured("linear", 9, shape, False) is None
     assert built.measured("apply_votes", 9, shape, True) is None
     assert on_h200.is_file()
+
+
+def test_a_call_forms_no_path_and_reads_no_file_again(
+    on_h200: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = chosen()
+
+    def refused(*_: object) -> None:
+        raise AssertionError("done before each call")
+
+    monkeypatch.setattr(tables.re, "sub", refused)
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert chosen() is first
+    assert not on_h200.exists()
+
+
+def test_one_row_of_whole_blocks_is_not_copied() -> None:
+    shape = WeightShape(64, 256, 128)
+    packed = torch.zeros((64, 64), dtype=torch.uint8)
+    exponent = torch.zeros((64, 2), dtype=torch.int8)
+    x = torch.zeros((1, 256), dtype=torch.int8)
+    with recording(KNOWN["sm_90"]) as launches:
+        products.linear(x, torch.ones(1), packed, exponent, None, shape, torch.float32)
+    assert launches[0].arguments[0].data_ptr() == x.data_ptr()
+    short = WeightShape(64, 200, 128)
+    x = torch.zeros((1, 200), dtype=torch.int8)
+    with recording(KNOWN["sm_90"]) as launches:
+        products.linear(x, torch.ones(1), packed, exponent, None, short, torch.float32)
+    assert launches[0].arguments[0].numel() == 64  # words of four

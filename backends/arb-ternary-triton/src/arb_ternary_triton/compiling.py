@@ -26,20 +26,22 @@ from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary_triton import casting, flips, layout, products, rows, wire
 from arb_ternary_triton.arguments import packed_columns
-from arb_ternary_triton.gpu import KNOWN
+from arb_ternary_triton.counting import per_element
+from arb_ternary_triton.gpu import COMPILED
 from arb_ternary_triton.launch import INTERPRETED, Launch, recording
 from arb_ternary_triton.translation import TARGETS, compile_launch
 
 #: Matrix and dot-product instructions, which show a kernel's arithmetic.
 _INSTRUCTIONS: Final = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.\w+\.\w+\.\w+\.\w+|mma\.sync\.aligned\.m\w+(?:\.row\.col)?[.\w]*"
-    r"|dp4a\.\w+\.\w+|v_mfma_\w+"
+    r"|tcgen05\.mma[.:\w]*|dp4a\.\w+\.\w+|v_w?mf?ma_\w+"
 )
 #: Weight of the cases: 4096 x 4096, one exponent per 128 columns.
 _SIZE: Final = 4096
 _SHAPE: Final = WeightShape(_SIZE, _SIZE, 128)
 _INT8: Final = torch.int8
 _BF16: Final = torch.bfloat16
+_INT32: Final = torch.int32
 
 Call = Callable[[], object]
 
@@ -54,10 +56,12 @@ class Compiled:
         kernel: the function's name.
         warps: warps per program.
         registers: registers per thread.
-        spills: bytes of registers kept in memory for lack of space (on gfx942: registers).
+        spills: bytes of registers kept in memory for lack of space (on AMD's GPUs: registers).
         shared: bytes of shared memory per program.
         programs: programs of the launch.
         instructions: matrix and dot-product instructions in the code.
+        per_element: instructions per weight or element, see :mod:`arb_ternary_triton.counting`;
+            None where none are counted.
     """
 
     case: str
@@ -69,6 +73,7 @@ class Compiled:
     shared: int
     programs: int
     instructions: tuple[str, ...]
+    per_element: float | None
 
 
 def _weight(shape: WeightShape) -> tuple[Tensor, Tensor]:
@@ -78,7 +83,9 @@ def _weight(shape: WeightShape) -> tuple[Tensor, Tensor]:
     return packed, exponent
 
 
-def _state(shape: WeightShape, scaled: torch.dtype | None = None, **others: Tensor) -> VoteState:
+def _state(
+    shape: WeightShape, scaled: torch.dtype | None = None, **others: Tensor | None
+) -> VoteState:
     """Return the state of a weight, with a ``vote_scale`` of the dtype ``scaled``."""
     if scaled is not None:
         size = shape.out_features + shape.in_features
@@ -91,12 +98,15 @@ def _state(shape: WeightShape, scaled: torch.dtype | None = None, **others: Tens
     return new_state(shape, packed, exponent, votes, "triton", limits=limits, **others)
 
 
-def _linear(terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE) -> Call:
+def _linear(
+    terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE, *, biased: bool = False
+) -> Call:
     def run() -> object:
         packed, exponent = _weight(shape)
         x = torch.zeros((terms, shape.in_features), dtype=dtype)
         scale = torch.ones(terms) if dtype is torch.int8 else None
-        return products.linear(x, scale, packed, exponent, None, shape, torch.bfloat16)
+        bias = torch.zeros(shape.out_features) if biased else None
+        return products.linear(x, scale, packed, exponent, bias, shape, torch.bfloat16)
 
     return run
 
@@ -112,14 +122,21 @@ def _grad_input(terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE) -> 
 
 
 def _votes(
-    terms: int, dtype: torch.dtype, scaled: torch.dtype | None, shape: WeightShape = _SHAPE
+    terms: int,
+    dtype: torch.dtype,
+    scaled: torch.dtype | None,
+    shape: WeightShape = _SHAPE,
+    *,
+    scored: bool = False,
 ) -> Call:
     def run() -> object:
         grad = torch.zeros((terms, shape.out_features), dtype=dtype)
         x = torch.zeros((terms, shape.in_features), dtype=dtype)
         scale = torch.ones(()) if dtype is torch.int8 else None
         cast = casting.cast_votes if scaled is None else casting.cast_scaled_votes
-        return cast(grad, x, scale, _state(shape, scaled))
+        learned = shape.out_features, shape.groups
+        exponent_votes = torch.zeros(learned, dtype=torch.int8) if scored else None
+        return cast(grad, x, scale, _state(shape, scaled, exponent_votes=exponent_votes))
 
     return run
 
@@ -146,6 +163,21 @@ def _lookup(scaled: bool, terms: int = 64, shape: WeightShape = _SHAPE) -> Call:
             casting.embedding_votes(ids, grad, torch.ones(()), state)
         packed, exponent = _weight(shape)
         return products.embedding(ids, packed, exponent, shape, torch.bfloat16)
+
+    return run
+
+
+def _lookup_votes(
+    dtype: torch.dtype, scaled: torch.dtype | None, shape: WeightShape, *, scored: bool
+) -> Call:
+    def run() -> None:
+        ids = torch.arange(64) % shape.out_features
+        grad = torch.zeros((64, shape.in_features), dtype=dtype)
+        scale = torch.ones(()) if dtype is torch.int8 else None
+        cast = casting.embedding_votes if scaled is None else casting.embedding_scaled_votes
+        learned = shape.out_features, shape.groups
+        exponent_votes = torch.zeros(learned, dtype=torch.int8) if scored else None
+        cast(ids, grad, scale, _state(shape, scaled, exponent_votes=exponent_votes))
 
     return run
 
@@ -278,18 +310,79 @@ OTHERS: Final[dict[str, Call]] = {
 }
 
 
+def _every_flip(shape: WeightShape) -> Call:
+    """Return calls that apply votes with and without leak, carry and decay."""
+
+    def run() -> None:
+        for leak in (0, 1):
+            flips.apply_votes(_state(shape), 32, leak)
+        for carry in (False, True):
+            for decay in (0, 256):
+                flips.apply_scaled_votes(_state(shape), 32, decay, carry)
+
+    return run
+
+
+def _every_row() -> None:
+    """Quantise short and long rows, and rows of every float dtype."""
+    for dtype in (_BF16, torch.float16, torch.float32):
+        for columns in (256, _SIZE):
+            x = torch.zeros((64, columns), dtype=dtype)
+            rows.quantize_rows(x)
+            rows.rms_norm_quantize(x, 1e-6)
+            rows.quantize_gradient(x, 1, 2, 3)
+
+
+def lane() -> dict[str, Call]:
+    """Return calls that have every kernel with every option that a call can ask for.
+
+    Options are the operands, the numbers of rows that tables distinguish, exponents for 32 columns,
+    for a block and for a row, a bias, the kinds of votes, what is learned, and the size of an
+    accumulator.
+    """
+    calls = {**CASES, **OTHERS, "flips": _every_flip(_SHAPE), "rows": _every_row}
+    for group in (32, _SIZE):
+        shape = WeightShape(_SIZE, _SIZE, group)
+        for dtype in (_INT8, _BF16, torch.float16, torch.float32):
+            name = f"{dtype}, groups of {group}"
+            for terms in (1, 16, 32, 64, 2048):
+                biased = _linear(terms, dtype, shape, biased=True)
+                calls[f"linear {name}, M = {terms}, bias"] = biased
+                calls[f"linear_grad_input {name}, M = {terms}"] = _grad_input(terms, dtype, shape)
+        for bits in (8, 4, 2):
+            narrow = WeightShape(_SIZE, _SIZE, group, bits)
+            calls[f"flips, {bits} bits, groups of {group}"] = _every_flip(narrow)
+            for dtype, scaled in (
+                (_INT8, None),
+                (_BF16, None),
+                (_INT8, _INT32),
+                (_INT8, torch.float32),
+                (_BF16, torch.float32),
+            ):
+                name = f"cast {dtype}, scale {scaled}, {bits} bits, groups of {group}"
+                calls[name] = _votes(64, dtype, scaled, narrow, scored=True)
+                calls[f"{name}, not scored"] = _votes(64, dtype, scaled, narrow)
+        calls[f"lookup and correlation, groups of {group}"] = _lookup(False, 64, shape)
+        for dtype in (_INT8, _BF16, torch.float32):
+            for scaled in (None, torch.float32, *([_INT32] if dtype is _INT8 else [])):
+                for scored in (False, True):
+                    name = f"lookup {dtype}, scale {scaled}, scored {scored}, groups of {group}"
+                    calls[name] = _lookup_votes(dtype, scaled, shape, scored=scored)
+    return calls
+
+
 def compile_first(case: str, call: Call, target: str) -> Compiled:
     """Compile the first kernel that a call would launch.
 
     Raises:
         RuntimeError: Triton was imported for its interpreter.
     """
-    return _compiled(case, launches_of(call, target)[0], target)
+    return compiled(case, launches_of(call, target)[0], target)
 
 
 def compile_all(case: str, call: Call, target: str) -> list[Compiled]:
     """Compile every kernel that a call would launch, as :func:`compile_first`."""
-    return [_compiled(case, launch, target) for launch in launches_of(call, target)]
+    return [compiled(case, launch, target) for launch in launches_of(call, target)]
 
 
 def launches_of(call: Call, target: str) -> list[Launch]:
@@ -302,12 +395,12 @@ def launches_of(call: Call, target: str) -> list[Launch]:
         raise RuntimeError(
             "kernels were made for the interpreter: unset TRITON_INTERPRET to compile them"
         )
-    with recording(KNOWN[target.removesuffix("a")]) as launches:
+    with recording(COMPILED[target.removesuffix("a")]) as launches:
         call()
     return launches
 
 
-def _compiled(case: str, launch: Launch, target: str) -> Compiled:
+def compiled(case: str, launch: Launch, target: str) -> Compiled:
     built = compile_launch(launch, TARGETS[target])
     if "cubin" in built.asm:
         text = built.asm["ptx"]
@@ -325,6 +418,7 @@ def _compiled(case: str, launch: Launch, target: str) -> Compiled:
         shared=built.metadata.shared,
         programs=math.prod(launch.grid),
         instructions=tuple(sorted(set(_INSTRUCTIONS.findall(text)))),
+        per_element=per_element(launch, built),
     )
 
 
@@ -351,16 +445,17 @@ def _amd_registers(text: str) -> tuple[int, int]:
 
 
 _HEAD: Final = (
-    "| kernel | target | warps | registers | spills | shared memory | instructions "
-    "|\n|---|---|---|---|---|---|---|"
+    "| kernel | target | warps | registers | spills | shared memory | per weight | instructions "
+    "|\n|---|---|---|---|---|---|---|---|"
 )
 
 
 def _row(one: Compiled) -> str:
+    count = "-" if one.per_element is None else f"{one.per_element:.2f}"
     names = " ".join(f"`{name}`" for name in one.instructions) or "-"
     return (
         f"| {one.case} | {one.target} | {one.warps} | {one.registers} | {one.spills} | "
-        f"{one.shared} | {names} |"
+        f"{one.shared} | {count} | {names} |"
     )
 
 

@@ -103,28 +103,69 @@ def modelled(kind: Kind, rows: int, gpu: Gpu) -> Entry:
     """Return the model's choice for up to ``rows`` rows."""
     kernel, operands = kind
     fill = 2 * gpu.multiprocessors
-    # An AMD GPU has 64 KiB of shared memory per program, which three stages of floats exceed.
-    stages = 3 if gpu.nvidia or operands in ("int8", "shifts") else 2
     if kernel == "votes":
-        if operands == "float32":
-            return Entry(16, 32, 1, 4, 2, 0)
-        # Shifts take 64-bit registers, so more threads share them.
-        warps = 8 if operands == "shifts" else 4
-        return Entry(64 if rows > 32 else 32, 64, 1, warps, stages, 0)
+        return _votes(operands, rows, gpu)
     if kernel == "row":
-        return Entry(1, 16 if operands == "int8" else 8, 4, 4, 3, fill)
+        # 16 or 8 blocks of 128 columns: each thread has 64 bytes of the weight on their way.
+        return Entry(1, 16, 16 if operands == "int8" else 8, 4, 3, fill)
     if operands == "wide":
         # Few sums per program, because each takes twice the registers.
-        return Entry(16, 64, 1, 4, 2, 0)
+        return Entry(16, 32 if kernel == "linear" else 64, 1, 4, 2, 0)
 
     tile = 16 if rows <= 16 else 32
     if operands == "float32":
         outputs, blocks = (64, 1) if kernel == "linear" else (32, 2)
         return Entry(tile, outputs, blocks, 4, 3, fill if rows <= 128 else 0)
+    if operands == "int8" and gpu.nvidia:
+        return _int8_tile(kernel, rows, gpu)
+    stages = 3 if gpu.nvidia else 2
+    # AMD's compiler keeps a transposed tile of floats in registers.
+    narrow = kernel == "grad_input" and operands == "16 bits" and not gpu.nvidia
+    outputs = 32 if narrow else 64
     if rows <= 32:
-        return Entry(tile, 64, 2, 4, 3, fill)
+        return Entry(tile, outputs, 2, 4, stages, fill)
+    if kernel == "linear" and (rows > 128 or operands == "16 bits"):
+        # Two blocks of 16 bits are more shared memory than most GPUs have.
+        shared = fill if rows <= 128 else 0
+        return Entry(64, 128 if gpu.nvidia else 64, 1, 4, stages, shared)
     if rows <= 128:
-        return Entry(64, 64, 2, 4, 3, fill)
-    if kernel == "linear":
-        return Entry(128, 128, 1, 8, stages, 0)
-    return Entry(128, 64, 4, 8, stages, 0)
+        return Entry(64, outputs, 2, 4, stages, fill)
+    if gpu.nvidia:
+        return Entry(128, 64, 4, 8, stages, 0)
+    return Entry(64, outputs, 2, 4, stages, 0)
+
+
+def _votes(operands: str, rows: int, gpu: Gpu) -> Entry:
+    if operands == "float32":
+        return Entry(16, 32, 1, 4, 2, 0)
+    # An AMD GPU has 64 KiB of shared memory per program, which three stages exceed.
+    stages = 3 if gpu.nvidia or operands in ("int8", "shifts") else 2
+    # Shifts take 64-bit registers, so more threads share them; so do the factors of votes where the
+    # matrix instruction or the compiler leaves fewer registers.
+    few = gpu.family not in ("sm_80", "sm_90", "gfx942")
+    warps = 8 if operands == "shifts" or few else 4
+    return Entry(64 if rows > 32 else 32, 64, 1, warps, stages, 0)
+
+
+def _int8_tile(kernel: str, rows: int, gpu: Gpu) -> Entry:
+    """Return the tile of an int8 product on an NVIDIA GPU.
+
+    The left operand is decoded into the registers of the matrix instruction, which takes four
+    warps, each with its own rows of the tile. A GPU that reads the right operand from shared memory
+    has registers left for a larger tile.
+    """
+    fill = 2 * gpu.multiprocessors
+    large = gpu.family in ("sm_90", "sm_100", "sm_103")
+    if kernel == "grad_input":
+        # One plane of four blocks is the 128 columns of two matrix instructions.
+        if rows <= 32:
+            return Entry(16 if rows <= 16 else 32, 128 if rows <= 16 else 64, 4, 4, 3, fill)
+        outputs, stages = (128, 2) if large else (64, 3)
+        # Twice the rows halve the times that the weight is decoded, where the registers suffice.
+        tile = 128 if rows > 128 and gpu.family == "sm_90" else 64
+        return Entry(tile, outputs, 4, 4, stages, fill if rows <= 128 else 0)
+    if rows <= 32:
+        return Entry(16 if rows <= 16 else 32, 64, 2, 4, 3, fill)
+    if rows <= 128:
+        return Entry(64, 128 if large else 64, 2, 4, 3, fill)
+    return Entry(128 if large else 64, 128, 1, 4, 3, 0)

@@ -12,7 +12,8 @@ import triton
 from attrs import define
 from torch import Tensor
 
-from arb_ternary_triton.gpu import Gpu
+from arb_ternary_triton.gpu import Gpu, gpu_of
+from arb_ternary_triton.packing import check_packing
 
 #: Whether Triton's kernels were made for its interpreter, which is decided when the first of them
 #: is imported.
@@ -40,6 +41,8 @@ class _Recorder:
 
 
 _recorder: _Recorder | None = None
+#: Hashes of the compiled kernels that :func:`check_packing` has seen.
+_checked: set[str] = set()
 
 
 @contextmanager
@@ -61,11 +64,13 @@ def recorded_gpu() -> Gpu | None:
     return None if _recorder is None else _recorder.gpu
 
 
-def on_nvidia() -> bool:
-    """Return whether kernels are for NVIDIA's GPUs, with their dot product of four bytes."""
+def instruction_set() -> int:
+    """Return the instructions that kernels may use, as ``kernels.decoding`` numbers them."""
     if _recorder is not None:
-        return _recorder.gpu.nvidia
-    return not INTERPRETED and torch.version.hip is None
+        return _recorder.gpu.instruction_set
+    if INTERPRETED:
+        return 0
+    return gpu_of(torch.cuda.current_device()).instruction_set
 
 
 def serves(tensor: Tensor) -> bool:
@@ -106,7 +111,10 @@ def launch(
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
     with torch.cuda.device(device):
-        kernel[grid](*arguments, **options, **constants)
+        compiled = kernel[grid](*arguments, **options, **constants)
+    if compiled.hash not in _checked:
+        check_packing(compiled.asm["ttgir"])
+        _checked.add(compiled.hash)
 
 
 def cdiv(size: int, tile: int) -> int:

@@ -29,7 +29,7 @@ from arb_ternary_triton.kernels.products import (
     lookup_kernel,
     row_kernel,
 )
-from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, on_nvidia
+from arb_ternary_triton.launch import INTERPRETED, cdiv, instruction_set, launch
 from arb_ternary_triton.layout import unpack
 from arb_ternary_triton.tiles import choose_grad_input, choose_linear, choose_row, elementwise
 
@@ -203,18 +203,18 @@ def _multiply_row(product: _Product) -> Tensor:
     packed = product.packed
     tile = choose_row(outputs, columns, product.integer, packed.device)
     parts = product.parts(tile.split)
-    x = torch.nn.functional.pad(product.left, (0, -columns % BLOCK))
-    weight = packed
+    x = product.left
+    if columns % BLOCK:
+        x = torch.nn.functional.pad(x, (0, -columns % BLOCK))
     if product.integer:
         x = x.view(torch.int32)
-        weight = packed.view(torch.int32)
     blocks = packed_columns(columns) // LANES
     launch(
         row_kernel,
         (cdiv(outputs, tile.outputs), tile.split),
         x,
         product.scale_argument,
-        weight,
+        packed.view(torch.int32),
         product.exponent,
         product.floor,
         product.bias_argument,
@@ -223,10 +223,10 @@ def _multiply_row(product: _Product) -> Tensor:
         outputs,
         packed.shape[1],
         shape.groups,
-        cdiv(blocks, tile.split),
+        tile.blocks * cdiv(blocks, tile.blocks * tile.split),
         GROUP=_group(shape),
         INT8=product.integer,
-        DP4A=on_nvidia(),
+        ISA=instruction_set(),
         SPLIT=tile.split,
         BIAS=product.bias is not None,
         OUTPUTS=tile.outputs,
@@ -253,7 +253,7 @@ def _multiply_rows(product: _Product) -> Tensor:
         (cdiv(outputs, tile.outputs), cdiv(rows, tile.rows), tile.split),
         product.left,
         product.scale_argument,
-        packed,
+        packed.view(torch.int32),
         product.exponent,
         product.floor,
         product.bias_argument,
@@ -264,9 +264,10 @@ def _multiply_rows(product: _Product) -> Tensor:
         columns,
         packed.shape[1],
         shape.groups,
-        cdiv(blocks, tile.split),
+        tile.blocks * cdiv(blocks, tile.blocks * tile.split),
         GROUP=_group(shape),
         INT8=product.integer,
+        ISA=instruction_set(),
         BANDS=product.bands,
         SPLIT=tile.split,
         BIAS=product.bias is not None,
@@ -322,7 +323,7 @@ def linear_grad_input(
         (4 * cdiv(blocks, tile.blocks), cdiv(rows, tile.rows), tile.split),
         grad,
         product.scale_argument,
-        packed,
+        packed.view(torch.int32),
         exponent,
         floor,
         out,
@@ -335,6 +336,7 @@ def linear_grad_input(
         cdiv(outputs, tile.split),
         GROUP=_group(shape),
         INT8=product.integer,
+        ISA=instruction_set(),
         BANDS=bands,
         SPLIT=tile.split,
         ROWS=tile.rows,

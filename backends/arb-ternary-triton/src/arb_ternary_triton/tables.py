@@ -46,6 +46,7 @@ Bucket = tuple[int, int, int]
 _log = logging.getLogger("arb_ternary.backends")
 
 
+@cache
 def bucket_of(rows: int, outputs: int, columns: int) -> Bucket:
     """Return the shape that stands for a call's shape.
 
@@ -81,6 +82,7 @@ def _shipped() -> Mapping[str, Mapping[str, Mapping[str, list[int]]]]:
     return gpus
 
 
+@cache
 def shipped(kind: Kind, rows: int, gpu: Gpu) -> Entry:
     """Return the shipped entry: by the GPU's name, else by its family, else the model's."""
     bound = row_bound(rows)
@@ -188,6 +190,7 @@ class UserTable:
             raise
 
 
+@cache
 def _key(kind: Kind, bucket: Bucket) -> str:
     return f"{kind_name(kind)}, {' x '.join(map(str, bucket))}"
 
@@ -204,8 +207,8 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _folder() -> Path:
-    given = CACHE_HOME.read().strip()
+@cache
+def _folder(given: str) -> Path:
     # The specification of that variable says to ignore a relative path.
     base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
     return base / "arb-ternary" / "triton"
@@ -216,7 +219,12 @@ def _table(path: Path, release: str) -> UserTable:
     return UserTable(path, release)
 
 
+@cache
+def _table_of(gpu: Gpu, given: str) -> UserTable:
+    name = re.sub(r"[^a-z0-9]+", "-", f"{gpu.family} {gpu.name}".lower()).strip("-")
+    return _table(_folder(given) / f"{name}.json", str(triton.__version__))
+
+
 def user_table(gpu: Gpu) -> UserTable:
     """Return the table of entries measured on a GPU with its name; one object per file."""
-    name = re.sub(r"[^a-z0-9]+", "-", f"{gpu.family} {gpu.name}".lower()).strip("-")
-    return _table(_folder() / f"{name}.json", str(triton.__version__))
+    return _table_of(gpu, CACHE_HOME.read().strip())

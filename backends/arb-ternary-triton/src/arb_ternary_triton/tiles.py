@@ -104,8 +104,9 @@ def choose_row(outputs: int, columns: int, integer: bool, device: torch.device) 
         return RowTile(min(power_of_two_up(outputs), 64), size, 2 if blocks > size else 1)
     kind = ("row", "int8" if integer else "float")
     entry = chosen_entry(kind, 1, outputs, columns, device)
-    split = _shared(entry, cdiv(outputs, entry.outputs), cdiv(blocks, entry.blocks))
-    return RowTile(entry.outputs, entry.blocks, split, entry.warps, entry.stages)
+    blocks_per_step = min(entry.blocks, power_of_two_up(blocks))
+    split = _shared(entry, cdiv(outputs, entry.outputs), cdiv(blocks, blocks_per_step))
+    return RowTile(entry.outputs, blocks_per_step, split, entry.warps, entry.stages)
 
 
 def choose_linear(

@@ -17,11 +17,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from arb_ternary_triton.launch import Launch
+from arb_ternary_triton.packing import check_packing
 
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_86": GPUTarget("cuda", 86, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90a": GPUTarget("cuda", 90, 32),
+    "sm_100a": GPUTarget("cuda", 100, 32),
+    "sm_120a": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
 _TYPES: Final = {
     torch.int8: "*i8",
@@ -104,9 +111,11 @@ def specialise(launch: Launch) -> Specialised:
 
 
 def compile_launch(launch: Launch, target: GPUTarget) -> Any:
-    """Compile the kernel of a launch."""
+    """Compile the kernel of a launch, and check it as a launch on a GPU would."""
     one = specialise(launch)
-    return triton.compile(ASTSource(*one.source), target=target, options=one.options)
+    built = triton.compile(ASTSource(*one.source), target=target, options=one.options)
+    check_packing(built.asm["ttgir"])
+    return built
 
 
 class _TranslatedError(Exception):

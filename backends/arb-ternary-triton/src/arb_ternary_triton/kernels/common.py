@@ -80,46 +80,51 @@ def draw_at(row, column, width, key, next_key, WIDE: tl.constexpr):
 
 
 @triton.jit
+def code_place(column):
+    """Return the byte of a packed row that holds a column's code, and the code's shift in it.
+
+    Columns ``4 j .. 4 j + 3`` of the four planes of 32 columns of a block share word ``j``. The
+    codes of planes 0 and 1 lie in the lower halves of its nibbles, those of planes 2 and 3 in the
+    upper halves: masked with 0x33333333, a word is eight selectors of a byte permutation.
+    """
+    lane = column % LANES
+    plane = column // LANES % 4
+    byte = column // BLOCK * LANES + lane // 4 * 4 + plane % 2 * 2 + lane % 4 // 2
+    return byte, lane % 2 * 4 + plane // 2 * 2
+
+
+@triton.jit
 def load_trits(packed, row_R, column_C, in_rows, row_bytes):
     """Load trits ``[R, C]`` as int32; rows out of range and padding give 0."""
-    byte_C = column_C // BLOCK * LANES + column_C % LANES
+    byte_C, shift_C = code_place(column_C)
     inside = both(in_rows, byte_C < row_bytes)
     place = packed + row_R.to(tl.int64)[:, None] * row_bytes + byte_C[None, :]
     byte = tl.load(place, mask=inside, other=EMPTY)
-    shift = column_C // LANES % 4 * 2
-    code = (byte.to(tl.int32) >> shift[None, :]) & 3
+    code = (byte.to(tl.int32) >> shift_C[None, :]) & 3
     return code - 1
 
 
 @triton.jit
-def pack_planes(code_RC, PLANES: tl.constexpr):
-    """Pack codes of ``8 / PLANES`` bits into bytes, int32 ``[R, C / PLANES]``.
-
-    The planes of a block lie one after the other.
-    """
-    rows: tl.constexpr = code_RC.shape[0]
-    width: tl.constexpr = code_RC.shape[1] // PLANES
-    blocks: tl.constexpr = code_RC.shape[1] // 128
-    planes = tl.reshape(code_RC, (rows, blocks, PLANES, width // blocks))
-    shift = tl.arange(0, PLANES) * (8 // PLANES)
-    shifted = planes << shift[None, None, :, None]
-    return tl.reshape(tl.sum(shifted, axis=2), (rows, width))
-
-
-@triton.jit
-def _store_planes(stored, code_RC, row_R, first_column, in_rows, row_bytes, PLANES: tl.constexpr):
-    width: tl.constexpr = code_RC.shape[1] // PLANES
-    byte_C = first_column // PLANES + tl.arange(0, width)
-    inside = both(in_rows, byte_C < row_bytes)
-    byte = pack_planes(code_RC, PLANES).to(tl.uint8)
-    place = stored + row_R.to(tl.int64)[:, None] * row_bytes + byte_C[None, :]
-    tl.store(place, byte, mask=inside)
+def _store_bytes(stored, byte_RB, row_R, first_byte, in_rows, row_bytes):
+    byte_B = first_byte + tl.arange(0, byte_RB.shape[1])
+    inside = both(in_rows, byte_B < row_bytes)
+    place = stored + row_R.to(tl.int64)[:, None] * row_bytes + byte_B[None, :]
+    tl.store(place, byte_RB.to(tl.uint8), mask=inside)
 
 
 @triton.jit
 def store_trits(packed, trit_RC, row_R, first_column, in_rows, row_bytes):
     """Store trits ``[R, C]`` of whole blocks from ``first_column`` on; padding must be 0."""
-    _store_planes(packed, trit_RC + 1, row_R, first_column, in_rows, row_bytes, 4)
+    rows: tl.constexpr = trit_RC.shape[0]
+    blocks: tl.constexpr = trit_RC.shape[1] // 128
+    # Upper plane, odd plane, word, upper half, odd nibble: see code_place.
+    code = tl.reshape(trit_RC + 1, (rows, blocks, 2, 2, 8, 2, 2))
+    code = code << (4 * tl.arange(0, 2))[None, None, None, None, None, None, :]
+    code = tl.sum(code, axis=6)
+    code = code << (2 * tl.arange(0, 2))[None, None, :, None, None, None]
+    code = tl.permute(tl.sum(code, axis=2), (0, 1, 3, 2, 4))
+    byte = tl.reshape(code, (rows, blocks * 32))
+    _store_bytes(packed, byte, row_R, first_column // 4, in_rows, row_bytes)
 
 
 @triton.jit
@@ -159,6 +164,11 @@ def store_votes(
         place = flat_index(row_R, row_width, column_C)
         tl.store(votes + place, vote_RC.to(tl.int8), mask=inside)
     elif BITS == 4:
-        _store_planes(votes, vote_RC + 8, row_R, first_column, in_rows, row_width, 2)
+        rows: tl.constexpr = vote_RC.shape[0]
+        blocks: tl.constexpr = vote_RC.shape[1] // 128
+        halves = tl.reshape(vote_RC + 8, (rows, blocks, 2, 64))
+        halves = halves << (4 * tl.arange(0, 2))[None, None, :, None]
+        byte = tl.reshape(tl.sum(halves, axis=2), (rows, blocks * 64))
+        _store_bytes(votes, byte, row_R, first_column // 2, in_rows, row_width)
     else:
         store_trits(votes, vote_RC, row_R, first_column, in_rows, row_width)

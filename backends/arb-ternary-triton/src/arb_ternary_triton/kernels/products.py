@@ -12,7 +12,6 @@ import triton.language as tl
 
 from arb_ternary_triton.kernels.common import (
     BLOCK,
-    EMPTY,
     LANES,
     both,
     flat_index,
@@ -20,37 +19,29 @@ from arb_ternary_triton.kernels.common import (
     load_trits,
     power_of_two,
 )
+from arb_ternary_triton.kernels.decoding import (
+    ONES,
+    PLAIN,
+    banded_trits,
+    dot4,
+    every_second_byte,
+    in_column_order,
+    looked_up,
+    plane_selectors,
+    quarters,
+    scaled_trits,
+    transposed_trits,
+    trit_bytes,
+)
 
 #: Shifts that one band serves.
 BAND = tl.constexpr(7)
-#: One in each byte of a word, and the mask of a two-bit code in each.
-ONES = tl.constexpr(0x01010101)
-CODES = tl.constexpr(0x03030303)
 
 
 @triton.jit
 def _group(column, GROUP: tl.constexpr):
     """Return the group of a column; ``GROUP`` 0 means one exponent per row."""
     return column // GROUP if GROUP > 0 else column * 0
-
-
-@triton.jit
-def _dot_add(a, b, acc, weight_shift, BANDS: tl.constexpr, INT8: tl.constexpr):
-    """Return ``acc + dot`` with the trits ``a`` shifted by ``weight_shift``, exactly."""
-    if not INT8:
-        return tl.dot(a, b, acc, input_precision="ieee")
-    elif BANDS == 1:
-        shifted = (a << weight_shift).to(tl.int8)
-        return tl.dot(shifted, b, acc, out_dtype=tl.int32)
-    else:
-        for band in tl.static_range(BANDS):
-            within = weight_shift - band * BAND
-            in_band = (within >= 0) & (within < BAND)
-            shifted = a << tl.where(in_band, within, 0)
-            shifted = tl.where(in_band, shifted, 0).to(tl.int8)
-            part = tl.dot(shifted, b, out_dtype=tl.int32)
-            acc += part.to(tl.int64) << (band * BAND)
-        return acc
 
 
 @triton.jit
@@ -122,14 +113,22 @@ def _scaled(
 
 
 @triton.jit
-def _shifts(exponent, floor_R, row_R, block_S, plane, in_rows, groups, GROUP: tl.constexpr):
-    """Return ``E - floor`` of a bit plane of some blocks: int32 ``[R, S, 1]``."""
+def _shifts(
+    exponent,
+    floor_N,
+    output_N,
+    block_S,
+    plane: tl.constexpr,
+    in_outputs,
+    groups,
+    GROUP: tl.constexpr,
+):
+    """Return ``E - floor`` of a plane of some blocks, int32 ``[N, S]``; 0 out of range."""
     group_S = _group(block_S * BLOCK + plane * LANES, GROUP)
-    inside = both(in_rows, group_S < groups)
-    place = flat_index(row_R, groups, group_S)
+    inside = both(in_outputs, group_S < groups)
+    place = flat_index(output_N, groups, group_S)
     e = tl.load(exponent + place, mask=inside, other=0).to(tl.int32)
-    shift = tl.where(inside, e - floor_R[:, None], 0)
-    return shift[:, :, None]
+    return tl.where(inside, e - floor_N[:, None], 0)
 
 
 @triton.jit
@@ -150,6 +149,7 @@ def linear_kernel(
     blocks_per_split,
     GROUP: tl.constexpr,
     INT8: tl.constexpr,
+    ISA: tl.constexpr,
     BANDS: tl.constexpr,
     SPLIT: tl.constexpr,
     BIAS: tl.constexpr,
@@ -160,7 +160,7 @@ def linear_kernel(
     """Compute ``x @ W.T``.
 
     The decoded weight is the left operand, in registers, so the kernel sums the transpose of the
-    output.
+    output. ``blocks_per_split`` is a multiple of ``BLOCKS``.
     """
     output_N = indices(0, OUTPUTS)
     row_M = indices(1, ROWS)
@@ -172,33 +172,44 @@ def linear_kernel(
         acc = tl.zeros((OUTPUTS, ROWS), tl.int32 if BANDS == 1 else tl.int64)
     else:
         acc = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    lane_L = tl.arange(0, LANES)
     blocks = row_bytes // LANES
     last = tl.minimum((split + 1) * blocks_per_split, blocks)
+    row_place = packed + output_N.to(tl.int64)[:, None, None] * (blocks * 8)
+    x_row_place = x + row_M.to(tl.int64)[:, None] * columns
 
     for first in range(split * blocks_per_split, last, BLOCKS):
         block_S = first + tl.arange(0, BLOCKS)
-        place = block_S[:, None] * LANES + lane_L[None, :]
+        place = block_S[:, None] * 8 + tl.arange(0, 8)[None, :]
         inside = in_outputs[:, None, None] & (block_S < last)[None, :, None]
-        row_place = packed + output_N.to(tl.int64)[:, None, None] * row_bytes
-        byte = tl.load(row_place + place[None, :, :], mask=inside, other=EMPTY)
+        # What lies outside is multiplied by an activation of 0, or belongs to no row.
+        word = tl.load(row_place + place[None, :, :], mask=inside, other=0)
         for plane in tl.static_range(4):
-            trit = ((byte >> (2 * plane)) & 3).to(tl.int8) - 1
-            column_SL = block_S[:, None] * BLOCK + plane * LANES + lane_L[None, :]
+            selectors = plane_selectors(word, plane)
+            column_SL = block_S[:, None] * BLOCK + plane * LANES + tl.arange(0, LANES)[None, :]
             column_C = tl.reshape(column_SL, (BLOCKS * LANES,))
             in_x = both(row_M < rows, column_C < columns)
-            x_place = x + row_M.to(tl.int64)[:, None] * columns + column_C[None, :]
-            x_MC = tl.load(x_place, mask=in_x, other=0)
-            shift = _shifts(exponent, floor_N, output_N, block_S, plane, in_outputs, groups, GROUP)
+            x_CM = tl.trans(tl.load(x_row_place + column_C[None, :], mask=in_x, other=0))
+            # Planes that share an exponent read it once.
+            if plane == 0 or (GROUP > 0 and GROUP % 128 != 0):
+                shift = _shifts(
+                    exponent, floor_N, output_N, block_S, plane, in_outputs, groups, GROUP
+                )[:, :, None]
             if INT8:
-                shift = tl.broadcast_to(shift, trit.shape)
-                shift = tl.reshape(shift, (OUTPUTS, BLOCKS * LANES))
-                w = tl.reshape(trit, (OUTPUTS, BLOCKS * LANES))
-                acc = _dot_add(w, tl.trans(x_MC), acc, shift.to(tl.int8), BANDS, True)
+                if BANDS == 1:
+                    trit = looked_up(trit_bytes(shift), selectors, ISA)
+                    w = tl.reshape(trit, (OUTPUTS, BLOCKS * LANES))
+                    acc = tl.dot(w, x_CM, acc, out_dtype=tl.int32)
+                else:
+                    trit = looked_up(trit_bytes(shift * 0), selectors, PLAIN)
+                    for band in tl.static_range(BANDS):
+                        w = banded_trits(trit, shift[:, :, :, None], BAND * band)
+                        w = tl.reshape(w, (OUTPUTS, BLOCKS * LANES))
+                        part_sum = tl.dot(w, x_CM, out_dtype=tl.int32)
+                        acc += part_sum.to(tl.int64) << (BAND * band)
             else:
-                w = trit.to(tl.float32) * power_of_two(shift)
+                w = scaled_trits(selectors, shift, x_CM.dtype)
                 w = tl.reshape(w, (OUTPUTS, BLOCKS * LANES))
-                acc = _dot_add(w.to(x_MC.dtype), tl.trans(x_MC), acc, shift, 1, False)
+                acc = tl.dot(w, x_CM, acc, input_precision="ieee")
 
     _write(
         tl.trans(acc),
@@ -236,6 +247,7 @@ def grad_input_kernel(
     outputs_per_split,
     GROUP: tl.constexpr,
     INT8: tl.constexpr,
+    ISA: tl.constexpr,
     BANDS: tl.constexpr,
     SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -247,40 +259,64 @@ def grad_input_kernel(
     block_S = tl.program_id(0) // 4 * BLOCKS + tl.arange(0, BLOCKS)
     row_M = indices(1, ROWS)
     split = tl.program_id(2)
-    lane_L = tl.arange(0, LANES)
-    column_SL = block_S[:, None] * BLOCK + plane * LANES + lane_L[None, :]
+    column_SL = block_S[:, None] * BLOCK + plane * LANES + tl.arange(0, LANES)[None, :]
     column_C = tl.reshape(column_SL, (BLOCKS * LANES,))
-    byte_SL = block_S[:, None] * LANES + lane_L[None, :]
-    byte_C = tl.reshape(byte_SL, (BLOCKS * LANES,))
-    group_C = _group(column_C, GROUP)
-    floor_C = tl.zeros((BLOCKS * LANES,), tl.int32)
+    first_column_S = block_S * BLOCK + plane * LANES
+    in_columns = first_column_S < columns
+    group_S = _group(first_column_S, GROUP)
+    place = block_S[:, None] * 8 + tl.arange(0, 8)[None, :]
+    in_words = block_S < row_bytes // LANES
+    down = plane % 2 * 16 + plane // 2 * 2
+    # Columns that share exponents share their floor.
+    floor_S = tl.zeros((BLOCKS,), tl.int32)
     if INT8:
-        floor_C = tl.load(floor + column_C, mask=column_C < columns, other=0)
+        floor_S = tl.load(floor + first_column_S, mask=in_columns, other=0)
         acc = tl.zeros((BLOCKS * LANES, ROWS), tl.int32 if BANDS == 1 else tl.int64)
     else:
         acc = tl.zeros((BLOCKS * LANES, ROWS), tl.float32)
     last = tl.minimum((split + 1) * outputs_per_split, outputs)
+    transposed: tl.constexpr = INT8 and BANDS == 1 and ISA == 1
+
+    # Places in a tile stay the same; only where the tile begins moves.
+    row_N = tl.arange(0, OUTPUTS)
+    word_place = row_N[:, None, None] * (row_bytes // 4) + place[None, :, :]
+    e_place = row_N[:, None] * groups + group_S[None, :]
+    grad_place = row_M.to(tl.int64)[:, None] * outputs + row_N[None, :]
 
     for first in range(split * outputs_per_split, last, OUTPUTS):
-        output_N = first + tl.arange(0, OUTPUTS)
-        in_outputs = output_N < last
-        inside = both(in_outputs, column_C < columns)
-        wide_N = output_N.to(tl.int64)[:, None]
-        byte = tl.load(packed + wide_N * row_bytes + byte_C[None, :], mask=inside, other=EMPTY)
-        trit = ((byte >> (2 * plane).to(tl.uint8)) & 3).to(tl.int8) - 1
-        e = tl.load(exponent + wide_N * groups + group_C[None, :], mask=inside, other=0)
-        e = e.to(tl.int32)
+        start = tl.cast(first, tl.int64)
+        in_outputs = first + row_N < last
+        inside = in_outputs[:, None, None] & in_words[None, :, None]
+        # What lies outside is multiplied by a gradient of 0, or belongs to no column.
+        word = tl.load(packed + start * (row_bytes // 4) + word_place, mask=inside, other=0)
+        selectors = (word >> down) & 0x3333
+        in_exponents = both(in_outputs, in_columns)
+        e = tl.load(exponent + start * groups + e_place, mask=in_exponents, other=0).to(tl.int32)
         in_grad = both(row_M < rows, in_outputs)
-        grad_place = grad + row_M.to(tl.int64)[:, None] * outputs + output_N[None, :]
-        g_MN = tl.load(grad_place, mask=in_grad, other=0)
+        g_NM = tl.trans(tl.load(grad + start + grad_place, mask=in_grad, other=0))
         if INT8:
-            shift = tl.where(inside, e - floor_C[None, :], 0).to(tl.int8)
-            acc = _dot_add(tl.trans(trit), tl.trans(g_MN), acc, tl.trans(shift), BANDS, True)
+            shift = tl.where(in_exponents, e - floor_S[None, :], 0)
+            if transposed:
+                w = transposed_trits(trit_bytes(shift), selectors, floor_S)
+                acc = tl.dot(w, g_NM, acc, out_dtype=tl.int32)
+            elif BANDS == 1:
+                trit = looked_up(trit_bytes(shift)[:, :, None], selectors, ISA)
+                w = tl.reshape(trit, (OUTPUTS, BLOCKS * LANES))
+                acc = tl.dot(tl.trans(w), g_NM, acc, out_dtype=tl.int32)
+            else:
+                trit = looked_up(trit_bytes(shift * 0)[:, :, None], selectors, PLAIN)
+                for band in tl.static_range(BANDS):
+                    w = banded_trits(trit, shift[:, :, None, None], BAND * band)
+                    w = tl.reshape(w, (OUTPUTS, BLOCKS * LANES))
+                    part_sum = tl.dot(tl.trans(w), g_NM, out_dtype=tl.int32)
+                    acc += part_sum.to(tl.int64) << (BAND * band)
         else:
-            w = trit.to(tl.float32) * power_of_two(e)
-            w = w.to(g_MN.dtype)
-            acc = _dot_add(tl.trans(w), tl.trans(g_MN), acc, e, 1, False)
+            w = scaled_trits(selectors, e[:, :, None], g_NM.dtype)
+            w = tl.reshape(w, (OUTPUTS, BLOCKS * LANES))
+            acc = tl.dot(tl.trans(w), g_NM, acc, input_precision="ieee")
 
+    if transposed:
+        acc = in_column_order(acc)
     _write(
         tl.trans(acc),
         scale,
@@ -342,23 +378,28 @@ def finish_kernel(
 
 
 @triton.jit
-def _dot4(code, x, acc, DP4A: tl.constexpr):
-    """Return ``acc`` plus the dot product of four unsigned bytes with four signed ones."""
-    if DP4A:
-        return tl.inline_asm_elementwise(
-            "dp4a.u32.s32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [code, x, acc],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        for byte in tl.static_range(4):
-            unsigned = (code >> (8 * byte)) & 255
-            signed = (x << (24 - 8 * byte)) >> 24
-            acc += unsigned * signed
-        return acc
+def _masked_dots(word, x, total, ones, SHIFT: tl.constexpr, ISA: tl.constexpr):
+    """Add the dot product of the codes at a bit position, in units of 1/64, to ``total``.
+
+    Four words in a row are summed before the sum is brought to these units. The codes stay where
+    they are in their bytes, except where they would look negative to AMD's instructions.
+    """
+    down: tl.constexpr = 2 if ISA > 1 and SHIFT == 6 else 0
+    mask: tl.constexpr = (3 * ONES << (SHIFT - down)) - (1 << 32 if SHIFT - down == 6 else 0)
+    word_0, word_1, word_2, word_3 = word
+    x_0, x_1, x_2, x_3 = quarters(x)
+    one = tl.full(x_0.shape, ONES, tl.int32)
+    ones = dot4(one, x_0, ones, ISA)
+    ones = dot4(one, x_1, ones, ISA)
+    ones = dot4(one, x_2, ones, ISA)
+    ones = dot4(one, x_3, ones, ISA)
+    sums = total * 0
+    shape: tl.constexpr = total.shape
+    sums = dot4((word_0 >> down) & mask, tl.broadcast_to(x_0, shape), sums, ISA)
+    sums = dot4((word_1 >> down) & mask, tl.broadcast_to(x_1, shape), sums, ISA)
+    sums = dot4((word_2 >> down) & mask, tl.broadcast_to(x_2, shape), sums, ISA)
+    sums = dot4((word_3 >> down) & mask, tl.broadcast_to(x_3, shape), sums, ISA)
+    return total + (sums << (6 - SHIFT + down)), ones
 
 
 @triton.jit
@@ -377,84 +418,93 @@ def row_kernel(
     blocks_per_split,
     GROUP: tl.constexpr,
     INT8: tl.constexpr,
-    DP4A: tl.constexpr,
+    ISA: tl.constexpr,
     SPLIT: tl.constexpr,
     BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Compute ``x @ W.T`` for one row, padded to whole blocks.
+    """Compute ``x @ W.T`` for one row, padded to whole blocks; int8 ``x`` are words of four bytes.
 
-    In int8 mode ``x`` and ``packed`` are words of four bytes. ``(word >> 2 p) & 0x03030303`` are
-    the codes of four columns of plane ``p``. Codes exceed trits by 1. The sum of the activations
-    corrects that once for all rows of the weight.
+    Codes exceed trits by 1. The sum of the activations corrects that once for all rows of the
+    weight that a thread has.
     """
     output_N = indices(0, OUTPUTS)
     split = tl.program_id(1)
     in_outputs = output_N < outputs
-    words: tl.constexpr = 8 if INT8 else 32
-    word_L = tl.arange(0, words)
+    word_J = tl.arange(0, 8)
     blocks = row_bytes // LANES
     last = tl.minimum((split + 1) * blocks_per_split, blocks)
+    row_place = packed + output_N.to(tl.int64)[:, None, None] * (blocks * 8)
     floor_N = tl.zeros((OUTPUTS,), tl.int32)
     if INT8:
         floor_N = tl.load(floor + output_N, mask=in_outputs, other=0)
-    acc = tl.zeros((OUTPUTS, BLOCKS, words), tl.int32 if INT8 else tl.float32)
+        acc = tl.zeros((OUTPUTS, BLOCKS, 2), tl.int32)
+    else:
+        acc = tl.zeros((OUTPUTS, BLOCKS, 8, 4), tl.float32)
 
     for first in range(split * blocks_per_split, last, BLOCKS):
         block_S = first + tl.arange(0, BLOCKS)
         in_blocks = block_S < last
         inside = in_outputs[:, None, None] & in_blocks[None, :, None]
-        row_place = output_N.to(tl.int64)[:, None, None] * (blocks * words)
-        word_place = block_S[:, None] * words + word_L[None, :]
-        place = row_place + word_place[None, :, :]
-        word = tl.load(packed + place, mask=inside, other=0x55555555 if INT8 else EMPTY)
+        place = block_S[:, None] * 8 + word_J[None, :]
+        word = tl.load(row_place + place[None, :, :], mask=inside, other=0)
         if INT8:
-            sums = tl.zeros((OUTPUTS, BLOCKS, words), tl.int32)
-            ones = tl.zeros((1, BLOCKS, words), tl.int32)
-            for plane in tl.static_range(4):
-                in_x = in_blocks[:, None]
-                x_place = x + block_S[:, None] * (4 * words) + plane * words + word_L[None, :]
-                x_SL = tl.load(x_place, mask=in_x, other=0)
-                x_SL = x_SL[None, :, :]
-                ones = _dot4(tl.full((1, BLOCKS, words), ONES, tl.int32), x_SL, ones, DP4A)
-                code = (word >> (2 * plane)) & CODES
-                sums = _dot4(code, tl.broadcast_to(x_SL, code.shape), sums, DP4A)
-                # Planes that share an exponent are shifted together.
-                if plane == 3 or (GROUP > 0 and GROUP % 128 != 0):
-                    shift = _shifts(
-                        exponent,
-                        floor_N,
-                        output_N,
-                        block_S,
-                        plane,
-                        in_outputs,
-                        groups,
-                        GROUP,
-                    )
-                    acc += (sums - ones) << shift
-                    sums = tl.zeros((OUTPUTS, BLOCKS, words), tl.int32)
-                    ones = tl.zeros((1, BLOCKS, words), tl.int32)
+            words = quarters(word)
+            x_place = x + block_S[:, None] * 32 + word_J[None, :]
+            total = tl.zeros((OUTPUTS, BLOCKS, 2), tl.int32)
+            ones = tl.zeros((1, BLOCKS, 2), tl.int32)
+            for half in tl.static_range(2):
+                even = tl.load(x_place + 16 * half, mask=in_blocks[:, None], other=0)
+                odd = tl.load(x_place + 16 * half + 8, mask=in_blocks[:, None], other=0)
+                even = even[None, :, :]
+                odd = odd[None, :, :]
+                if GROUP > 0 and GROUP % 128 != 0:
+                    # Each plane has its own exponents: the other one's activations are left out.
+                    for plane in tl.static_range(2):
+                        a = even if plane == 0 else even * 0
+                        b = odd * 0 if plane == 0 else odd
+                        total = tl.zeros((OUTPUTS, BLOCKS, 2), tl.int32)
+                        ones = tl.zeros((1, BLOCKS, 2), tl.int32)
+                        for nibble in tl.static_range(2):
+                            x_J = every_second_byte(a, b, nibble, ISA)
+                            total, ones = _masked_dots(
+                                words, x_J, total, ones, 4 * nibble + 2 * half, ISA
+                            )
+                        shift = _shifts(
+                            exponent,
+                            floor_N,
+                            output_N,
+                            block_S,
+                            2 * half + plane,
+                            in_outputs,
+                            groups,
+                            GROUP,
+                        )
+                        acc += (total - (ones << 6)) >> (6 - shift)[:, :, None]
+                else:
+                    for nibble in tl.static_range(2):
+                        x_J = every_second_byte(even, odd, nibble, ISA)
+                        total, ones = _masked_dots(
+                            words, x_J, total, ones, 4 * nibble + 2 * half, ISA
+                        )
+            if GROUP == 0 or GROUP % 128 == 0:
+                shift = _shifts(exponent, floor_N, output_N, block_S, 0, in_outputs, groups, GROUP)
+                acc += (total - (ones << 6)) >> (6 - shift)[:, :, None]
         else:
             for plane in tl.static_range(4):
-                in_x = in_blocks[:, None]
-                x_place = x + block_S[:, None] * BLOCK + plane * LANES + word_L[None, :]
-                x_SL = tl.load(x_place, mask=in_x, other=0.0).to(tl.float32)
-                trit = ((word >> (2 * plane)) & 3).to(tl.int8) - 1
+                column = block_S[:, None] * BLOCK + plane * LANES + tl.arange(0, LANES)[None, :]
+                x_SL = tl.load(x + column, mask=in_blocks[:, None], other=0.0).to(tl.float32)
                 shift = _shifts(
-                    exponent,
-                    floor_N,
-                    output_N,
-                    block_S,
-                    plane,
-                    in_outputs,
-                    groups,
-                    GROUP,
+                    exponent, floor_N, output_N, block_S, plane, in_outputs, groups, GROUP
                 )
-                w = trit.to(tl.float32) * power_of_two(shift)
-                acc += w * x_SL[None, :, :]
+                w = scaled_trits(plane_selectors(word, plane), shift[:, :, None], tl.float32)
+                acc += w * tl.reshape(x_SL, (1, BLOCKS, 8, 4))
 
-    sums_by_block = tl.sum(acc, axis=2)
+    if INT8:
+        sums_by_block = tl.sum(acc, axis=2)
+    else:
+        sums_by_block = tl.sum(tl.sum(acc, axis=3), axis=2)
     total = tl.sum(sums_by_block, axis=1)[None, :]
     row = tl.arange(0, 1)
     _write(

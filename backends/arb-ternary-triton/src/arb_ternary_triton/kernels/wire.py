@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 from arb_ternary_triton.kernels.common import (
-    BLOCK,
-    LANES,
+    code_place,
     draw,
     flat_index,
     indices,
@@ -133,10 +132,9 @@ def _word_of(place, columns, row_bytes):
     """Return the 32-bit word that holds the code of a place, and the code's shift in it."""
     row = place // columns
     column = (place % columns).to(tl.int32)
-    byte = column // BLOCK * LANES + column % LANES
+    byte, shift = code_place(column)
     word = row * (row_bytes // 4) + byte // 4
-    shift = byte % 4 * 8 + column // LANES % 4 * 2
-    return word, shift
+    return word, byte % 4 * 8 + shift
 
 
 @triton.jit

@@ -1,0 +1,167 @@
+"""The instructions by which weights are decoded on a GPU, restated in numpy from their manuals.
+
+Triton's interpreter runs no instructions of a GPU. Here it is given these, so that the products run
+as they would on a GPU, and are compared with the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from arb_ternary.backends import reference
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.select import get_backend
+from arb_ternary_triton import products
+from arb_ternary_triton.packing import check_packing
+from arb_ternary_triton.tiles import ProductTile, RowTile
+
+interpreted = pytest.mark.interpreted
+Words = npt.NDArray[np.uint32]
+
+
+def _bytes(words: Words) -> npt.NDArray[np.uint8]:
+    """The four bytes of each word, lowest first, on a new last axis."""
+    return np.stack([(words >> (8 * byte) & 255).astype(np.uint8) for byte in range(4)], axis=-1)
+
+
+def _words(bytes_of: npt.NDArray[np.uint8]) -> Words:
+    shifted = bytes_of.astype(np.uint32) << (8 * np.arange(4, dtype=np.uint32))
+    return shifted.sum(axis=-1, dtype=np.uint32)
+
+
+def _chosen(bytes_of_two: npt.NDArray[np.uint8], places: npt.NDArray[np.uint32]) -> Words:
+    return _words(np.take_along_axis(bytes_of_two, places.astype(np.int64), axis=-1))
+
+
+def prmt(a: Words, b: Words, selector: Words) -> Words:
+    """PTX ISA, prmt, default mode: bytes of {b, a} by the four lowest nibbles."""
+    a, b, selector = np.broadcast_arrays(a, b, selector)
+    nibbles = selector[..., None] >> (4 * np.arange(4, dtype=np.uint32)) & 15
+    assert (nibbles < 8).all()  # the highest bit of a nibble repeats a sign
+    return _chosen(np.concatenate([_bytes(a), _bytes(b)], axis=-1), nibbles)
+
+
+def v_perm_b32(first: Words, second: Words, selector: Words) -> Words:
+    """CDNA3 ISA, V_PERM_B32: bytes of {S0, S1} by the four bytes of S2; S1 is the lower half."""
+    places = _bytes(selector).astype(np.uint32)
+    assert (places < 8).all()  # higher ones are signs and constants
+    return _chosen(np.concatenate([_bytes(second), _bytes(first)], axis=-1), places)
+
+
+def _dot(a: npt.NDArray[Any], b: npt.NDArray[Any], acc: Words) -> Words:
+    products_of_bytes = a.astype(np.int64) * b.astype(np.int64)
+    return (acc.astype(np.int64) + products_of_bytes.sum(axis=-1)).astype(np.uint32)
+
+
+def dp4a(a: Words, b: Words, acc: Words) -> Words:
+    """PTX ISA, dp4a.u32.s32: unsigned bytes of a, signed ones of b."""
+    return _dot(_bytes(a), _bytes(b).view(np.int8), acc)
+
+
+def signed_dot4(a: Words, b: Words, acc: Words) -> Words:
+    """CDNA3 ISA, V_DOT4_I32_I8, and RDNA3 ISA, V_DOT4_I32_IU8 with both operands negated."""
+    return _dot(_bytes(a).view(np.int8), _bytes(b).view(np.int8), acc)
+
+
+#: What the text of an instruction computes from its operands in their order.
+INSTRUCTIONS: dict[str, Callable[..., Words]] = {
+    "prmt.b32 $0, $1, $2, $3;": prmt,
+    "prmt.b32 $0, $1, 0, $2;": lambda a, selector: prmt(a, a * 0, selector),
+    "prmt.b32 $0, $1, 0, $5;": lambda a, selector: prmt(a, a * 0, selector),
+    "mov.b32 $0, $1;": lambda a, _: a,
+    "dp4a.u32.s32 $0, $1, $2, $3;": dp4a,
+    "v_perm_b32 $0, $2, $1, $3": lambda a, b, selector: v_perm_b32(b, a, selector),
+    "v_dot4_i32_i8 $0, $1, $2, $3": signed_dot4,
+    "v_dot4_i32_iu8 $0, $1, $2, $3 neg_lo:[1,1,0]": signed_dot4,
+}
+
+
+def _run(asm: str, _constraints: str, args: list[Any], dtype: Any, is_pure: bool, pack: int) -> Any:
+    """Stand in for ``tl.inline_asm_elementwise``; four elements are those of the last axis."""
+    shape = np.broadcast_shapes(*(tuple(arg.shape) for arg in args))
+    words = [
+        np.broadcast_to(arg.handle.data, shape).astype(np.int32).view(np.uint32) for arg in args
+    ]
+    if pack == 1:
+        found = INSTRUCTIONS[str(asm)](*words).view(np.int32)
+    else:
+        first = INSTRUCTIONS[str(asm)](*(word[..., 0] for word in words))
+        found = _bytes(first).view(np.int8)
+    like = args[0].to(tl.int64).to(dtype)  # a new tensor, whatever its dtype was
+    like.handle.data = np.ascontiguousarray(found)
+    return like
+
+
+@pytest.fixture(params=[1, 2, 3], ids=["NVIDIA", "CDNA", "RDNA"])
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(tl, "inline_asm_elementwise", _run)
+    monkeypatch.setattr(products, "instruction_set", lambda: request.param)
+    product = ProductTile(rows=16, outputs=32, blocks=2, split=2)
+    monkeypatch.setattr(products, "choose_row", lambda *_: RowTile(outputs=8, blocks=2, split=2))
+    monkeypatch.setattr(products, "choose_linear", lambda *_: product)
+    monkeypatch.setattr(products, "choose_grad_input", lambda *_: product)
+    return int(request.param)
+
+
+@interpreted
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels were not made for the interpreter")
+@pytest.mark.parametrize("group", [32, 64, 96, 128, 256, 600])
+@pytest.mark.parametrize("rows", [1, 19])
+@pytest.mark.usefixtures("instruction_set")
+def test_decoded_by_its_instructions_a_product_has_the_bits_of_the_reference(
+    rows: int, group: int
+) -> None:
+    generator = torch.Generator().manual_seed(rows + group)
+    shape = WeightShape(37, 600, group)
+
+    def bytes_of(*size: int) -> Tensor:
+        return torch.randint(-127, 128, size, dtype=torch.int8, generator=generator)
+
+    trits = torch.randint(-1, 2, (37, 600), dtype=torch.int8, generator=generator)
+    exponent = torch.randint(-7, 0, (37, shape.groups), dtype=torch.int8, generator=generator)
+    x, grad = bytes_of(rows, 600), bytes_of(rows, 37)
+    # the largest sums that a word of codes can come to
+    trits[:3], x[0], grad[0] = 1, -127, 127
+    kernels = get_backend("triton").kernels
+    packed = kernels["pack"](trits)
+    scale = torch.rand(rows, generator=generator)
+    unit = torch.tensor(2.0**-9)
+    got = kernels["linear"](x, scale, packed, exponent, None, shape, torch.float32)
+    back = kernels["linear_grad_input"](grad, unit, packed, exponent, shape, torch.float32)
+
+    plain = reference.pack(trits)
+    wanted = reference.linear(x, scale, plain, exponent, None, shape, torch.float32)
+    assert torch.equal(got, wanted)
+    wanted = reference.linear_grad_input(grad, unit, plain, exponent, shape, torch.float32)
+    assert torch.equal(back, wanted)
+
+
+# --- the order of a thread's elements
+
+KERNEL = """
+#blocked = #ttg.blocked<{{sizePerThread = [1, 1, 1], order = [2, 1, 0]}}>
+#linear = #ttg.linear<{{register = [[0, 0, 1], [0, 0, 2], [8, 0, 0]], lane = [[1, 0, 0]]}}>
+#other = #ttg.linear<{{register = [[0, 1, 0], [0, 0, 1], [0, 0, 2]], lane = [[1, 0, 0]]}}>
+%1 = tt.elementwise_inline_asm "prmt" {{packed_element = 4 : i32}} %0 : {kind} -> {kind}
+"""
+
+
+def test_four_neighbours_on_the_last_axis_are_taken() -> None:
+    check_packing(KERNEL.format(kind="tensor<64x8x4xi8, #linear>"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["tensor<64x8x4xi8, #blocked>", "tensor<64x8x4xi8, #other>", "tensor<64x8x1xi8, #linear>"],
+)
+def test_four_elements_that_are_no_neighbours_are_refused(kind: str) -> None:
+    with pytest.raises(RuntimeError, match="choose another tile"):
+        check_packing(KERNEL.format(kind=kind))
