@@ -135,6 +135,9 @@ def cast(
     def size_of(value: Any) -> Any:
         """``|value|`` in the dtype of the sums of magnitudes."""
         size = T.max(value, -value)
+        if integer:
+            # Not negative: its upper half is 0, and need not be worked out.
+            size = T.cast(size, "uint32")
         return T.cast(size, sizes)
 
     starts_shape = (Q,)
