@@ -23,20 +23,20 @@ ROOT = Path(__file__).parents[1]
 #: Largest number of AST nodes by package, in thousands. A change that needs more raises its line
 #: here, where a reviewer sees it.
 BUDGETS = {
-    "core": 60.4,
+    "core": 61.2,
     "arb-ternary-train": 67.9,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 55.5,
     "arb-ternary-chat": 8.5,
     "arb-ternary-evals": 3.6,
     "arb-ternary-manifests": 15.8,
-    "arb-ternary-text": 60.2,
+    "arb-ternary-text": 60.4,
     "arb-ternary-track": 5.1,
     "arb-ternary-trainers": 14,
     "arb-ternary-upcycle": 52.3,
     "arb-ternary-progressive": 38.6,
     "arb-ternary-orchestrator": 26.8,
-    "arb-ternary-bench": 73.5,
+    "arb-ternary-bench": 75,
     "arb-ternary-testing": 33.4,
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
@@ -51,7 +51,7 @@ BUDGETS = {
     "arb-ternary-tilelang": 30.7,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 688.7
+TOTAL = 691
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
