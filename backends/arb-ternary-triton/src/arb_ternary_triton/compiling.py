@@ -127,16 +127,15 @@ def _votes(
     scaled: torch.dtype | None,
     shape: WeightShape = _SHAPE,
     *,
-    scored: bool = False,
+    scored: bool = True,
 ) -> Call:
     def run() -> object:
         grad = torch.zeros((terms, shape.out_features), dtype=dtype)
         x = torch.zeros((terms, shape.in_features), dtype=dtype)
         scale = torch.ones(()) if dtype is torch.int8 else None
         cast = casting.cast_votes if scaled is None else casting.cast_scaled_votes
-        learned = shape.out_features, shape.groups
-        exponent_votes = torch.zeros(learned, dtype=torch.int8) if scored else None
-        return cast(grad, x, scale, _state(shape, scaled, exponent_votes=exponent_votes))
+        state = _state(shape, scaled)
+        return cast(grad, x, scale, state if scored else state._replace(exponent_votes=None))
 
     return run
 
@@ -175,9 +174,8 @@ def _lookup_votes(
         grad = torch.zeros((64, shape.in_features), dtype=dtype)
         scale = torch.ones(()) if dtype is torch.int8 else None
         cast = casting.embedding_votes if scaled is None else casting.embedding_scaled_votes
-        learned = shape.out_features, shape.groups
-        exponent_votes = torch.zeros(learned, dtype=torch.int8) if scored else None
-        cast(ids, grad, scale, _state(shape, scaled, exponent_votes=exponent_votes))
+        state = _state(shape, scaled)
+        cast(ids, grad, scale, state if scored else state._replace(exponent_votes=None))
 
     return run
 
@@ -360,8 +358,8 @@ def lane() -> dict[str, Call]:
                 (_BF16, torch.float32),
             ):
                 name = f"cast {dtype}, scale {scaled}, {bits} bits, groups of {group}"
-                calls[name] = _votes(64, dtype, scaled, narrow, scored=True)
-                calls[f"{name}, not scored"] = _votes(64, dtype, scaled, narrow)
+                calls[name] = _votes(64, dtype, scaled, narrow)
+                calls[f"{name}, not scored"] = _votes(64, dtype, scaled, narrow, scored=False)
         calls[f"lookup and correlation, groups of {group}"] = _lookup(False, 64, shape)
         for dtype in (_INT8, _BF16, torch.float32):
             for scaled in (None, torch.float32, *([_INT32] if dtype is _INT8 else [])):

@@ -110,7 +110,7 @@ def modelled(kind: Kind, rows: int, gpu: Gpu) -> Entry:
         return Entry(1, 16, 16 if operands == "int8" else 8, 4, 3, fill)
     if operands == "wide":
         # Few sums per program, because each takes twice the registers.
-        return Entry(16, 32 if kernel == "linear" else 64, 1, 4, 2, 0)
+        return Entry(16, 32, 1, 8, 2, 0) if kernel == "linear" else Entry(16, 64, 1, 4, 2, 0)
 
     tile = 16 if rows <= 16 else 32
     if operands == "float32":
@@ -144,7 +144,8 @@ def _votes(operands: str, rows: int, gpu: Gpu) -> Entry:
     # matrix instruction or the compiler leaves fewer registers.
     few = gpu.family not in ("sm_80", "sm_90", "gfx942")
     warps = 8 if operands == "shifts" or few else 4
-    return Entry(64 if rows > 32 else 32, 64, 1, warps, stages, 0)
+    outputs = 32 if operands == "shifts" and gpu.family in ("sm_100", "sm_103") else 64
+    return Entry(64 if rows > 32 else 32, outputs, 1, warps, stages, 0)
 
 
 def _int8_tile(kernel: str, rows: int, gpu: Gpu) -> Entry:
@@ -165,7 +166,9 @@ def _int8_tile(kernel: str, rows: int, gpu: Gpu) -> Entry:
         tile = 128 if rows > 128 and gpu.family == "sm_90" else 64
         return Entry(tile, outputs, 4, 4, stages, fill if rows <= 128 else 0)
     if rows <= 32:
-        return Entry(16 if rows <= 16 else 32, 64, 2, 4, 3, fill)
+        # With three stages, the compiler spills a register for these two.
+        stages = 2 if gpu.family in ("sm_86", "sm_89") else 3
+        return Entry(16 if rows <= 16 else 32, 64, 2, 4, stages, fill)
     if rows <= 128:
         return Entry(64, 128 if large else 64, 2, 4, 3, fill)
     return Entry(128 if large else 64, 128, 1, 4, 3, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from arb_ternary_triton.arguments import BLOCK
 from arb_ternary_triton.choice import chosen_entry
@@ -118,7 +118,7 @@ def choose_linear(
         size = min(power_of_two_up(blocks), 16)
         return ProductTile(_bounded(rows), _bounded(outputs), size, 2 if blocks > size else 1)
     kind = ("linear", operands_of(dtype, wide=wide))
-    entry = chosen_entry(kind, rows, outputs, columns, device)
+    entry = _registers(chosen_entry(kind, rows, outputs, columns, device), outputs, columns)
     programs = cdiv(rows, entry.rows) * cdiv(outputs, entry.outputs)
     split = _shared(entry, programs, cdiv(blocks, entry.blocks))
     return ProductTile(entry.rows, entry.outputs, entry.blocks, split, entry.warps, entry.stages)
@@ -134,7 +134,7 @@ def choose_grad_input(
         some_blocks = min(power_of_two_up(blocks), 16)
         return ProductTile(_bounded(rows), size, some_blocks, 2 if outputs > size else 1)
     kind = ("grad_input", operands_of(dtype, wide=wide))
-    entry = chosen_entry(kind, rows, outputs, columns, device)
+    entry = _registers(chosen_entry(kind, rows, outputs, columns, device), outputs, columns)
     programs = cdiv(rows, entry.rows) * 4 * cdiv(blocks, entry.blocks)
     split = _shared(entry, programs, cdiv(outputs, entry.outputs))
     return ProductTile(entry.rows, entry.outputs, entry.blocks, split, entry.warps, entry.stages)
@@ -156,6 +156,13 @@ def choose_votes(
     entry = chosen_entry(kind, terms, outputs, columns, device)
     columns_per_tile = BLOCK * entry.blocks
     return VoteTile(entry.outputs, columns_per_tile, entry.rows, entry.warps, entry.stages)
+
+
+def _registers(entry: Entry, outputs: int, columns: int) -> Entry:
+    """Return an entry with fewer rows if operands are not aligned, which takes registers."""
+    if outputs % 16 == 0 and columns % 16 == 0:
+        return entry
+    return evolve(entry, rows=min(entry.rows, 64))
 
 
 def _whole_blocks(columns: int) -> int:
