@@ -379,7 +379,9 @@ def test_heads_are_normalised_and_turned(
     rows=st.integers(1, 9),
     columns=st.integers(1, 70),
     dtype=st.sampled_from(DTYPES),
-    content=st.sampled_from(("normal", "zeros", "tiny", "not finite", "scales of zero")),
+    content=st.sampled_from(
+        ("normal", "zeros", "tiny", "not finite", "infinite", "scales of zero", "scales of nan")
+    ),
     words=st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.integers(0, 2**32)),
 )
 def test_both_integer_gradients_are_those_of_the_torch_backend(
@@ -395,8 +397,13 @@ def test_both_integer_gradients_are_those_of_the_torch_backend(
     elif content == "not finite":
         grad[0, 0] = float("nan")
         row_scale[-1] = float("inf")
+    elif content == "infinite":
+        grad[0, 0] = float("inf")
+        row_scale[0] = 0.0
     elif content == "scales of zero":
         row_scale.zero_()
+    elif content == "scales of nan":
+        row_scale[0] = float("nan")
     grad = grad.to(dtype)
     run: Any = build(isa).kernels["quantize_gradients"]
     q, scale, folded, folded_scale = run(grad, row_scale, *words, words[2] + 1)

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "threads.h"
+#include "crew.h"
 #include "workspace.h"
 
 namespace arb {
@@ -151,7 +151,8 @@ void activate_quantize(const BlockCall& call, Activation kind, const void* gate,
                        int64_t rows, int64_t columns, float eps, const float* gain, int8_t* q, float* scale, float* r) {
   for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
     const int64_t first = row * columns;
-    call.block.activate(kind, at(gate, dtype, first), at(up, dtype, first), dtype, columns, work);
+    call.block.activate(kind, at(gate, dtype, first), at(up, dtype, first), dtype, columns, work,
+                        nullptr);
     if (eps >= 0.0f) r[row] = call.block.normalise(work, columns, eps);
     if (gain != nullptr) call.block.gain(gain, columns, work);
     scale[row] = call.rows.quantize_row(work, Dtype::float32, columns, q + first);
@@ -161,17 +162,18 @@ void activate_quantize(const BlockCall& call, Activation kind, const void* gate,
 void activate_back(const BlockCall& call, Activation kind, const void* grad, const void* gate, const void* up,
                    const float* r, Gain gain, Dtype dtype, int64_t rows, int64_t columns, void* grad_gate,
                    void* grad_up) {
-  for_rows(call, rows, columns, 2, gain, columns, [&](int64_t row, float* work, int64_t width, Gain of) {
+  for_rows(call, rows, columns, 3, gain, columns, [&](int64_t row, float* work, int64_t width, Gain of) {
     const int64_t first = row * columns;
+    float* const sigmoid = r == nullptr ? nullptr : work + 2 * width;
     const void* const gates = at(gate, dtype, first);
     const void* const ups = at(up, dtype, first);
     call.block.widen(at(grad, dtype, first), dtype, columns, work);
     if (r != nullptr) {
-      call.block.activate(kind, gates, ups, dtype, columns, work + width);
+      call.block.activate(kind, gates, ups, dtype, columns, work + width, sigmoid);
       if (of.values != nullptr) call.block.gain_back(work + width, r[row], columns, of, work);
       call.block.normalise_back(work + width, r[row], columns, work);
     }
-    call.block.activate_back(kind, work, gates, ups, dtype, columns, at(grad_gate, dtype, first),
+    call.block.activate_back(kind, work, gates, ups, sigmoid, dtype, columns, at(grad_gate, dtype, first),
                              at(grad_up, dtype, first));
   });
 }
@@ -221,29 +223,35 @@ void quantize_both(const BlockCall& call, const void* grad, Dtype dtype, int64_t
                    const float* row_scale, const HashWords& words, const HashWords& folded_words, int8_t* q,
                    int8_t* folded, float scales[2]) {
   std::atomic<uint32_t> most{0}, most_folded{0};
-  for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
-    const void* const own = at(grad, dtype, row * columns);
-    raise_to(most, call.rows.largest_bits(own, dtype, columns));
-    call.block.scale(own, dtype, columns, row_scale[row], work);
-    raise_to(most_folded, call.rows.largest_bits(work, dtype, columns));
-  });
-  const float power = power_above(most.load()), folded_power = power_above(most_folded.load());
+  float power = 1.0f, folded_power = 1.0f;
   const HashStream noise(words), folded_noise(folded_words);
-  for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
-    const void* const own = at(grad, dtype, row * columns);
-    const uint64_t place = static_cast<uint64_t>(row * columns);
-    if (power == 0.0f) {
-      std::memset(q + row * columns, 0, static_cast<size_t>(columns));
-    } else {
-      call.rows.round_stochastic(own, dtype, columns, 1.0f / power, noise.base(place), q + row * columns);
-    }
-    if (folded_power == 0.0f) {
-      std::memset(folded + row * columns, 0, static_cast<size_t>(columns));
-    } else {
-      call.block.scale(own, dtype, columns, row_scale[row], work);
-      call.rows.round_stochastic(work, dtype, columns, 1.0f / folded_power, folded_noise.base(place),
-                                 folded + row * columns);
-    }
+  const auto find = [&](int64_t row) {
+    const uint32_t bits = call.rows.largest_bits(at(grad, dtype, row * columns), dtype, columns);
+    raise_to(most, bits);
+    // Products with one factor, and their rounding, keep the order of magnitudes: the largest is that of the largest.
+    float largest;
+    std::memcpy(&largest, &bits, 4);
+    alignas(64) char element[64];
+    call.block.narrow(&largest, 1, dtype, element);
+    call.block.scale(element, dtype, 1, row_scale[row], element);
+    raise_to(most_folded, call.rows.largest_bits(element, dtype, 1));
+  };
+  // Products with 0 become zeros, be they finite or not.
+  const auto inverse = [](float of) { return of == 0.0f ? 0.0f : 1.0f / of; };
+  const auto round = [&](int64_t row) {
+    const int64_t first = row * columns;
+    const uint64_t place = static_cast<uint64_t>(first);
+    const BothRoundings by{inverse(power), inverse(folded_power), noise.base(place), folded_noise.base(place)};
+    call.rows.round_both(at(grad, dtype, first), dtype, columns, row_scale[row], by, q + first, folded + first);
+  };
+  Crew crew(rows * columns < kTaskElements ? 1 : call.threads);
+  crew.work([&](Crew::Member& member, int) {
+    member.each(rows, find);
+    member.each(1, [&](int64_t) {
+      power = power_above(most.load());
+      folded_power = power_above(most_folded.load());
+    });
+    member.each(rows, round);
   });
   scales[0] = power == 0.0f ? 1.0f : power;
   scales[1] = folded_power == 0.0f ? 1.0f : folded_power;

@@ -38,11 +38,13 @@ struct BlockKernels {
   void (*gain)(const float* gain, int64_t count, float* x);
   // The sums of the gain += grad r x, then grad *= gain.
   void (*gain_back)(const float* x, float r, int64_t count, Gain gain, float* grad);
-  // `gate` is not read for relu2.
-  void (*activate)(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden);
-  // From the gradient of `hidden` those of `gate` (not written for relu2) and `up`.
-  void (*activate_back)(Activation kind, const float* grad, const void* gate, const void* up, Dtype dtype,
-                        int64_t count, void* grad_gate, void* grad_up);
+  // `gate` is not read for relu2. Unless `sigmoid` is null, swiglu writes sigmoid(gate) there.
+  void (*activate)(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden,
+                   float* sigmoid);
+  // From the gradient of `hidden` those of `gate` (not written for relu2) and `up`. Unless `sigmoid` is null, it holds
+  // what activate() wrote for swiglu.
+  void (*activate_back)(Activation kind, const float* grad, const void* gate, const void* up, const float* sigmoid,
+                        Dtype dtype, int64_t count, void* grad_gate, void* grad_up);
   // One head: y = R (gain r x) with the rotation R of `planes` planes, feature p and p + planes; r as in normalise, which
   // is returned, or 1 where eps < 0. Without cos and sin, R is the identity; without gain, it is 1.
   float (*turn)(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps,

@@ -10,58 +10,6 @@ namespace arb {
 namespace {
 
 inline F negative(F f) { return as_float(bit_xor(as_bits(f), splat(INT32_MIN))); }
-// Loops are instantiated for each dtype, and take whole vectors apart from the last: a load that asked for its dtype and
-// its length would take longer than what is computed.
-template <Dtype D>
-struct Of {};
-
-template <class Loop>
-inline void by_dtype(Dtype dtype, Loop loop) {
-  switch (dtype) {
-    case Dtype::bfloat16:
-      return loop(Of<Dtype::bfloat16>{});
-    case Dtype::float16:
-      return loop(Of<Dtype::float16>{});
-    default:
-      return loop(Of<Dtype::float32>{});
-  }
-}
-
-// Sixteen elements of a row from k on, and its last ones, fewer.
-struct Whole {
-  int64_t k;
-  template <Dtype D>
-  F load(Of<D>, const void* x) const {
-    return load_full(element(x, D, k), D);
-  }
-  template <Dtype D>
-  void store(Of<D>, void* x, F f) const {
-    store_full(element(x, D, k), D, f);
-  }
-  F load(const float* x) const { return loadf(x + k); }
-  void store(float* x, F f) const { storef(x + k, f); }
-};
-struct Last {
-  int64_t k, count;
-  template <Dtype D>
-  F load(Of<D>, const void* x) const {
-    return load_floats(element(x, D, k), D, count);
-  }
-  template <Dtype D>
-  void store(Of<D>, void* x, F f) const {
-    store_floats(element(x, D, k), D, f, count);
-  }
-  F load(const float* x) const { return load(Of<Dtype::float32>{}, x); }
-  void store(float* x, F f) const { store(Of<Dtype::float32>{}, x, f); }
-};
-
-template <class Body>
-inline void sweep(int64_t count, Body body) {
-  int64_t k = 0;
-  for (; k + 16 <= count; k += 16) body(Whole{k});
-  if (k < count) body(Last{k, count - k});
-}
-
 inline float reciprocal_norm(F squares, int64_t count, float eps) {
   return 1.0f / __builtin_sqrtf(reduce_sum(squares) / static_cast<float>(count) + eps);
 }
@@ -126,12 +74,16 @@ void gain_back(const float* x, float r, int64_t count, Gain by, float* grad) {
 
 template <Activation Kind>
 struct Kinds {
-  static void forward(const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden) {
+  static void forward(const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden, float* sigmoid) {
     by_dtype(dtype, [&](auto of) {
       sweep(count, [&](auto at) {
         const F u = at.load(of, up);
         const F g = Kind == Activation::relu2 ? u : at.load(of, gate);
-        if constexpr (Kind == Activation::swiglu) return at.store(hidden, mulf(mulf(g, logistic(g)), u));
+        if constexpr (Kind == Activation::swiglu) {
+          const F s = logistic(g);
+          if (sigmoid != nullptr) at.store(sigmoid, s);
+          return at.store(hidden, mulf(mulf(g, s), u));
+        }
         const F rest = positive_part(g);
         const F square = mulf(rest, rest);
         at.store(hidden, Kind == Activation::relu2 ? square : mulf(square, u));
@@ -139,15 +91,15 @@ struct Kinds {
     });
   }
 
-  static void backward(const float* grad, const void* gate, const void* up, Dtype dtype, int64_t count, void* grad_gate,
-                       void* grad_up) {
+  static void backward(const float* grad, const void* gate, const void* up, const float* sigmoid, Dtype dtype,
+                       int64_t count, void* grad_gate, void* grad_up) {
     by_dtype(dtype, [&](auto of) {
       sweep(count, [&](auto at) {
         const F d = at.load(grad), u = at.load(of, up);
         const F g = Kind == Activation::relu2 ? u : at.load(of, gate);
         F value, slope;  // of the activation
         if constexpr (Kind == Activation::swiglu) {
-          const F s = logistic(g);
+          const F s = sigmoid == nullptr ? logistic(g) : at.load(sigmoid);
           value = mulf(g, s);
           // s (1 + g (1 - s)) = s + value (1 - s)
           slope = fma(value, addf(splatf(1.0f), negative(s)), s);
@@ -167,26 +119,27 @@ struct Kinds {
   }
 };
 
-void activate(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden) {
+void activate(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden,
+              float* sigmoid) {
   switch (kind) {
     case Activation::swiglu:
-      return Kinds<Activation::swiglu>::forward(gate, up, dtype, count, hidden);
+      return Kinds<Activation::swiglu>::forward(gate, up, dtype, count, hidden, sigmoid);
     case Activation::relu2:
-      return Kinds<Activation::relu2>::forward(gate, up, dtype, count, hidden);
+      return Kinds<Activation::relu2>::forward(gate, up, dtype, count, hidden, sigmoid);
     default:
-      return Kinds<Activation::reglu2>::forward(gate, up, dtype, count, hidden);
+      return Kinds<Activation::reglu2>::forward(gate, up, dtype, count, hidden, sigmoid);
   }
 }
 
-void activate_back(Activation kind, const float* grad, const void* gate, const void* up, Dtype dtype, int64_t count,
-                   void* grad_gate, void* grad_up) {
+void activate_back(Activation kind, const float* grad, const void* gate, const void* up, const float* sigmoid,
+                   Dtype dtype, int64_t count, void* grad_gate, void* grad_up) {
   switch (kind) {
     case Activation::swiglu:
-      return Kinds<Activation::swiglu>::backward(grad, gate, up, dtype, count, grad_gate, grad_up);
+      return Kinds<Activation::swiglu>::backward(grad, gate, up, sigmoid, dtype, count, grad_gate, grad_up);
     case Activation::relu2:
-      return Kinds<Activation::relu2>::backward(grad, gate, up, dtype, count, grad_gate, grad_up);
+      return Kinds<Activation::relu2>::backward(grad, gate, up, sigmoid, dtype, count, grad_gate, grad_up);
     default:
-      return Kinds<Activation::reglu2>::backward(grad, gate, up, dtype, count, grad_gate, grad_up);
+      return Kinds<Activation::reglu2>::backward(grad, gate, up, sigmoid, dtype, count, grad_gate, grad_up);
   }
 }
 

@@ -25,7 +25,7 @@ class Crew {
    public:
     explicit Member(Crew& crew) : crew_(crew) {}
 
-    // Calls f(first, last) for stretches of [0, count), and returns once all are done. `count` is at least 1.
+    // Calls f(first, last) for stretches of [0, count), and returns once all are done.
     template <class F>
     void run(int64_t count, F f) {
       const uint64_t open = stage_ << kItemBits, end = open + static_cast<uint64_t>(count);
@@ -46,6 +46,14 @@ class Crew {
       // Opens the next stage, unless somebody did.
       ticket = end;
       crew_.ticket_.compare_exchange_strong(ticket, stage_ << kItemBits, std::memory_order_acq_rel);
+    }
+
+    // The same with f(index) for every index in [0, count).
+    template <class F>
+    void each(int64_t count, F f) {
+      run(count, [&](int64_t first, int64_t last) {
+        for (int64_t index = first; index < last; ++index) f(index);
+      });
     }
 
    private:

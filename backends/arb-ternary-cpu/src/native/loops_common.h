@@ -49,6 +49,11 @@ inline V block_exponents(const uint8_t* gathered, int64_t group) {
 
 inline F power_of_two(V exponent) { return as_float(shift_left<23>(add(exponent, splat(127)))); }
 
+// Loops are instantiated for each dtype, and take whole vectors apart from the last: a load that asked for its dtype and
+// its length would take longer than what is computed.
+template <Dtype D>
+struct Of {};
+
 inline const void* element(const void* x, Dtype dtype, int64_t index) {
   return static_cast<const char*>(x) + index * dtype_size(dtype);
 }
@@ -71,6 +76,22 @@ inline F load_floats(const void* x, Dtype dtype, int64_t count) {
   alignas(64) char padded[64] = {};
   std::memcpy(padded, x, static_cast<size_t>(count * dtype_size(dtype)));
   return load_full(padded, dtype);
+}
+
+// The nearest number of an element type. What is NaN has to be one of that type, or the default of the processor.
+template <Dtype D>
+inline F nearest(Of<D>, F f) {
+  if constexpr (D == Dtype::bfloat16) {
+    const V word = as_bits(f);
+    const V odd = bit_and(shift_right<16>(word), splat(1));
+    return as_float(bit_and(add(add(word, splat(0x7FFF)), odd), splat(INT32_MIN >> 15)));
+  }
+  if constexpr (D == Dtype::float16) {
+    alignas(64) char element[32];
+    store_half(element, f);
+    return load_half(element);
+  }
+  return f;
 }
 
 inline V bfloat16_bits(F f) {
@@ -101,6 +122,61 @@ inline void store_floats(void* out, Dtype dtype, F f, int64_t count) {
   alignas(64) char whole[64];
   store_full(whole, dtype, f);
   std::memcpy(out, whole, static_cast<size_t>(count * dtype_size(dtype)));
+}
+
+
+template <class Loop>
+inline auto by_dtype(Dtype dtype, Loop loop) {
+  switch (dtype) {
+    case Dtype::bfloat16:
+      return loop(Of<Dtype::bfloat16>{});
+    case Dtype::float16:
+      return loop(Of<Dtype::float16>{});
+    default:
+      return loop(Of<Dtype::float32>{});
+  }
+}
+
+// Sixteen elements of a row from k on, and its last ones, fewer.
+struct Whole {
+  int64_t k;
+  template <Dtype D>
+  F load(Of<D>, const void* x) const {
+    return load_full(element(x, D, k), D);
+  }
+  template <Dtype D>
+  void store(Of<D>, void* x, F f) const {
+    store_full(element(x, D, k), D, f);
+  }
+  F load(const float* x) const { return loadf(x + k); }
+  void store(float* x, F f) const { storef(x + k, f); }
+  // The low bytes of the lanes.
+  void store_bytes(int8_t* x, V lanes) const { narrow_8(x + k, lanes); }
+};
+struct Last {
+  int64_t k, count;
+  template <Dtype D>
+  F load(Of<D>, const void* x) const {
+    return load_floats(element(x, D, k), D, count);
+  }
+  template <Dtype D>
+  void store(Of<D>, void* x, F f) const {
+    store_floats(element(x, D, k), D, f, count);
+  }
+  F load(const float* x) const { return load(Of<Dtype::float32>{}, x); }
+  void store(float* x, F f) const { store(Of<Dtype::float32>{}, x, f); }
+  void store_bytes(int8_t* x, V lanes) const {
+    int8_t whole[16];
+    narrow_8(whole, lanes);
+    std::memcpy(x + k, whole, static_cast<size_t>(count));
+  }
+};
+
+template <class Body>
+inline void sweep(int64_t count, Body body) {
+  int64_t k = 0;
+  for (; k + 16 <= count; k += 16) body(Whole{k});
+  if (k < count) body(Last{k, count - k});
 }
 
 }  // namespace

@@ -7,19 +7,10 @@
 namespace arb {
 namespace {
 
-// The low bytes of sixteen lanes, or of `count`.
-inline void store_bytes(int8_t* q, V lanes, int64_t count) {
-  if (count >= 16) return narrow_8(q, lanes);
-  int8_t whole[16];
-  narrow_8(whole, lanes);
-  std::memcpy(q, whole, static_cast<size_t>(count));
-}
-
-float quantize_floats(const void* x, Dtype dtype, int64_t count, int8_t* q) {
+template <Dtype D>
+inline float quantize_floats(Of<D> of, const void* x, int64_t count, int8_t* q) {
   V most = zero();
-  for (int64_t k = 0; k < count; k += 16) {
-    most = max_signed(most, magnitude_bits(load_floats(element(x, dtype, k), dtype, count - k)));
-  }
+  sweep(count, [&](auto at) { most = max_signed(most, magnitude_bits(at.load(of, x))); });
   const int32_t bits = reduce_max(most);
   float largest;
   std::memcpy(&largest, &bits, 4);
@@ -31,43 +22,45 @@ float quantize_floats(const void* x, Dtype dtype, int64_t count, int8_t* q) {
   const F divisor = splatf(scale);
   const Rounding rounding(divisor);
   V worst = zero();
-  for (int64_t k = 0; k < count; k += 16) {
-    store_bytes(q + k, rounding.quick(load_floats(element(x, dtype, k), dtype, count - k), worst), count - k);
-  }
+  sweep(count, [&](auto at) { at.store_bytes(q, rounding.quick(at.load(of, x), worst)); });
   if (rounding.certain(worst)) return scale;
-  for (int64_t k = 0; k < count; k += 16) {
-    // With a subnormal scale a quotient may exceed 127; its low byte is kept, as a conversion to int8 does.
-    store_bytes(q + k, to_int(divf(load_floats(element(x, dtype, k), dtype, count - k), divisor)), count - k);
-  }
+  // With a subnormal scale a quotient may exceed 127; its low byte is kept, as a conversion to int8 does.
+  sweep(count, [&](auto at) { at.store_bytes(q, to_int(divf(at.load(of, x), divisor))); });
   return scale;
 }
 
-float quantize_row(const void* x, Dtype dtype, int64_t count, int8_t* q) { return quantize_floats(x, dtype, count, q); }
+float quantize_row(const void* x, Dtype dtype, int64_t count, int8_t* q) {
+  return by_dtype(dtype, [&](auto of) { return quantize_floats(of, x, count, q); });
+}
 
 float norm_quantize_row(const void* x, Dtype dtype, int64_t count, float eps, float* work, int8_t* q) {
   F squares = splatf(0.0f);
-  for (int64_t k = 0; k < count; k += 16) {
-    const F f = load_floats(element(x, dtype, k), dtype, count - k);
-    squares = addf(squares, mulf(f, f));
-  }
+  by_dtype(dtype, [&](auto of) {
+    sweep(count, [&](auto at) {
+      const F f = at.load(of, x);
+      squares = addf(squares, mulf(f, f));
+    });
+  });
   alignas(64) float partial[16];
   storef(partial, squares);
   float sum = 0.0f;
   for (int i = 0; i < 16; ++i) sum += partial[i];
   const float mean = sum / static_cast<float>(count) + eps;
   const F factor = splatf(1.0f / __builtin_sqrtf(mean));
-  for (int64_t k = 0; k < count; k += 16) {
-    storef(work + k, mulf(load_floats(element(x, dtype, k), dtype, count - k), factor));
-  }
-  return quantize_floats(work, Dtype::float32, count, q);
+  by_dtype(dtype, [&](auto of) {
+    sweep(count, [&](auto at) { at.store(work, mulf(at.load(of, x), factor)); });
+  });
+  return quantize_floats(Of<Dtype::float32>{}, work, count, q);
 }
 
 uint32_t largest_bits(const void* x, Dtype dtype, int64_t count) {
   V most = zero();
-  for (int64_t k = 0; k < count; k += 16) {
-    const V bits = magnitude_bits(load_floats(element(x, dtype, k), dtype, count - k));
-    most = max_signed(most, choose_greater(bits, splat(kInfinityBits), zero(), bits));
-  }
+  by_dtype(dtype, [&](auto of) {
+    sweep(count, [&](auto at) {
+      const V bits = magnitude_bits(at.load(of, x));
+      most = max_signed(most, choose_greater(bits, splat(kInfinityBits), zero(), bits));
+    });
+  });
   return static_cast<uint32_t>(reduce_max(most));
 }
 
@@ -77,19 +70,52 @@ inline V hash_lanes(V x) {
   return bit_xor(x, shift_right<16>(x));
 }
 
-void round_stochastic(const void* x, Dtype dtype, int64_t count, float inverse, uint32_t hash, int8_t* q) {
-  alignas(64) uint32_t first[16];
-  for (uint32_t i = 0; i < 16; ++i) first[i] = hash + i * kHashStep;
-  V counter = load(first);
-  const V stride = splat(static_cast<int32_t>(16u * kHashStep));
-  const F low = splatf(-127.0f), high = splatf(127.0f), unit = splatf(0x1p-24f), factor = splatf(inverse);
-  for (int64_t k = 0; k < count; k += 16) {
-    const F noise = mulf(to_float(shift_right<8>(hash_lanes(counter))), unit);
-    const F scaled = mulf(load_floats(element(x, dtype, k), dtype, count - k), factor);
-    // A NaN passes the clip and becomes an integer whose low byte is 0.
-    store_bytes(q + k, to_int(clampf(floorf16(addf(noise, scaled)), low, high)), count - k);
-    counter = add(counter, stride);
+// Numbers that are rounded to one of the integers beside them, by noise that the counter hash makes: sixteen in a row.
+class Noise {
+ public:
+  explicit Noise(uint32_t hash) {
+    alignas(64) uint32_t first[16];
+    for (uint32_t i = 0; i < 16; ++i) first[i] = hash + i * kHashStep;
+    counter_ = load(first);
   }
+
+  // floor(x + u); 24 bits of noise times 2**-24 are exact, so that the sum alone is rounded. NaN as in to_int().
+  V round(F x) {
+    const F noise = to_float(shift_right<8>(hash_lanes(counter_)));
+    counter_ = add(counter_, splat(static_cast<int32_t>(16u * kHashStep)));
+    return floor_to_int(fma(noise, splatf(0x1p-24f), x));
+  }
+
+ private:
+  V counter_;
+};
+
+void round_stochastic(const void* x, Dtype dtype, int64_t count, float inverse, uint32_t hash, int8_t* q) {
+  Noise noise(hash);
+  const F factor = splatf(inverse);
+  by_dtype(dtype, [&](auto of) {
+    sweep(count, [&](auto at) {
+      // Only a sum that was rounded up leaves the range. The low byte of NaN is 0.
+      at.store_bytes(q, min_signed(noise.round(mulf(at.load(of, x), factor)), splat(127)));
+    });
+  });
+}
+
+void round_both(const void* x, Dtype dtype, int64_t count, float factor, const BothRoundings& by, int8_t* q,
+                int8_t* folded) {
+  Noise noise(by.hash), folded_noise(by.folded_hash);
+  const F inverse = splatf(by.inverse), folded_inverse = splatf(by.folded_inverse);
+  by_dtype(dtype, [&](auto of) {
+    alignas(64) char element_of_factor[64];
+    Whole{0}.store(of, element_of_factor, splatf(factor));
+    const F own = Whole{0}.load(of, element_of_factor);
+    sweep(count, [&](auto at) {
+      const F f = at.load(of, x);
+      at.store_bytes(q, min_signed(noise.round(mulf(f, inverse)), splat(127)));
+      const F product = nearest(of, mulf(f, own));
+      at.store_bytes(folded, min_signed(folded_noise.round(mulf(product, folded_inverse)), splat(127)));
+    });
+  });
 }
 
 void lookup_row(const uint8_t* strip, int64_t lane, const int8_t* exponent, int64_t columns, int64_t group_size,

@@ -99,6 +99,12 @@ struct FloatLoops {
   MatrixUnit unit = {};
 };
 
+// How a gradient is rounded as it is and with its rows multiplied by factors, as in round_stochastic.
+struct BothRoundings {
+  float inverse, folded_inverse;
+  uint32_t hash, folded_hash;
+};
+
 struct ProductKernels {
   int64_t strips;    // that a tile takes
   int64_t few_rows;  // that few_int8 takes at most
@@ -157,9 +163,12 @@ struct ProductKernels {
   float (*norm_quantize_row)(const void* x, Dtype dtype, int64_t count, float eps, float* work, int8_t* q);
   // The largest magnitude of a stretch as the bits of a float32, NaN counted as 0.
   uint32_t (*largest_bits)(const void* x, Dtype dtype, int64_t count);
-  // q = clip(floor(x * inverse + u), -127, 127), `hash` being what the finaliser of
+  // q = min(floor(x * inverse + u), 127), and 0 for NaN; |x * inverse| is at most 127. `hash` is what the finaliser of
   // the counter hash gets for the first element.
   void (*round_stochastic)(const void* x, Dtype dtype, int64_t count, float inverse, uint32_t hash, int8_t* q);
+  // The same of x, and of x * factor, both of them elements of the type.
+  void (*round_both)(const void* x, Dtype dtype, int64_t count, float factor, const BothRoundings& by, int8_t* q,
+                     int8_t* folded);
   // One row of a weight to floats: dword `lane` of every block, times 2**exponent of its group.
   void (*lookup_row)(const uint8_t* strip, int64_t lane, const int8_t* exponent, int64_t columns, int64_t group_size,
                      void* out, Dtype dtype);

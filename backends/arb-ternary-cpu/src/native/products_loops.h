@@ -29,6 +29,7 @@ constexpr ProductKernels kProducts = {
     norm_quantize_row,
     largest_bits,
     round_stochastic,
+    round_both,
     lookup_row,
 };
 

@@ -187,6 +187,7 @@ inline void reduce_sums(const F from[4], float sums[4]) {
   _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 }
 inline F floorf16(F x) { return {_mm256_floor_ps(x.a), _mm256_floor_ps(x.b)}; }
+inline V floor_to_int(F x) { return to_int(floorf16(x)); }
 inline F clampf(F x, F low, F high) {
   return {_mm256_min_ps(high.a, _mm256_max_ps(low.a, x.a)), _mm256_min_ps(high.b, _mm256_max_ps(low.b, x.b))};
 }

@@ -31,6 +31,11 @@ inline void stream(void* p, V v) { _mm512_stream_si512(static_cast<__m512i*>(p),
 inline void stream_half(void* p, const void* bytes) {
   _mm256_stream_si256(static_cast<__m256i*>(p), _mm256_load_si256(static_cast<const __m256i*>(bytes)));
 }
+// The high halves of the lanes of `a`, then those of `b`; the low ones are zeros.
+inline V narrow_high(V a, V b) {
+  const V mixed = _mm512_packus_epi32(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));
+  return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed);
+}
 inline V zero() { return _mm512_setzero_si512(); }
 inline V splat(int32_t x) { return _mm512_set1_epi32(x); }
 inline V add(V a, V b) { return _mm512_add_epi32(a, b); }
@@ -109,6 +114,7 @@ inline void load_columns(const int8_t* p, int64_t stride, V out[4]) {
   }
   transpose_quarters(rows, out);
 }
+inline bool any_nan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 inline int32_t reduce_max(V v) { return _mm512_reduce_max_epi32(v); }
 
 inline F as_float(V v) { return _mm512_castsi512_ps(v); }
@@ -139,6 +145,8 @@ inline void reduce_sums(const F from[4], float sums[4]) {
   _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 inline F floorf16(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+// to_int(floorf16(a))
+inline V floor_to_int(F a) { return _mm512_cvt_roundps_epi32(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 // A NaN in `a` is passed on.
 inline F clampf(F a, F low, F high) { return _mm512_min_ps(high, _mm512_max_ps(low, a)); }
 

@@ -215,6 +215,7 @@ inline void reduce_sums(const F from[4], float sums[4]) {
 inline F floorf16(F a) {
   return quartersf([&](int i) { return vrndmq_f32(a.q[i]); });
 }
+inline V floor_to_int(F a) { return to_int(floorf16(a)); }
 inline F clampf(F a, F low, F high) {
   return quartersf([&](int i) { return vminq_f32(high.q[i], vmaxq_f32(low.q[i], a.q[i])); });
 }

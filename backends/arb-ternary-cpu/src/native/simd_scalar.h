@@ -242,6 +242,7 @@ inline void reduce_sums(const F from[4], float sums[4]) {
 inline F floorf16(F a) {
   return lanesf([&](int i) { return std::floor(a.f[i]); });
 }
+inline V floor_to_int(F a) { return to_int(floorf16(a)); }
 inline F clampf(F a, F low, F high) {
   return lanesf([&](int i) { return a.f[i] < low.f[i] ? low.f[i] : (a.f[i] > high.f[i] ? high.f[i] : a.f[i]); });
 }
