@@ -35,10 +35,8 @@ constexpr int64_t kTileRows = 48;
 constexpr int64_t kTileColumns = 512;
 // Numbers from a row of the tile to the next: not a power of two, whose rows would share a few sets of the caches.
 constexpr int64_t kTilePitch = kTileColumns + 16;
-// Where products are made of square registers, steps that one holds; and how many of them pass before the next columns,
-// so that both operands of 48 rows and 64 columns stay close.
+// Where products are made of square registers, steps that one holds.
 constexpr int64_t kTileSteps = 16;
-constexpr int64_t kTileDepth = 128;
 // Columns whose products of votes and trits are summed together: the smallest group.
 constexpr int64_t kRun = 32;
 
@@ -188,13 +186,13 @@ struct VoteKernels {
   // Where products are made of square registers, else null. kTileSteps steps of 64 columns of the gradient, as
   // interleave() or pair_bfloat16() made them, to kTileRows / 16 blocks of 16 rows x kTileSteps steps.
   void (*transpose_steps)(const uint32_t* steps, uint32_t* blocks) = nullptr;
-  // The first `rows` rows of a tile, c[kTileRows][kTilePitch], += such blocks times strips that are `stride` bytes
-  // apart; the sums start from 0 if `fresh`. Columns are whole strips, steps a multiple of kTileSteps. The products of
-  // int8 are int32, those of bfloat16 float32.
+  // The first `rows` rows of a tile, c[kTileRows][kTilePitch] = such blocks times strips that are `stride` bytes apart.
+  // Columns are whole strips, steps a multiple of kTileSteps. The products of int8 are int32, those of bfloat16
+  // float32.
   void (*multiply_tile_int8)(const uint32_t* blocks, int64_t rows, const uint8_t* strips, int64_t stride,
-                             int64_t columns, int64_t steps, bool fresh, void* c) = nullptr;
+                             int64_t columns, int64_t steps, void* c) = nullptr;
   void (*multiply_tile_pairs)(const uint32_t* blocks, int64_t rows, const uint8_t* strips, int64_t stride,
-                              int64_t columns, int64_t steps, bool fresh, void* c) = nullptr;
+                              int64_t columns, int64_t steps, void* c) = nullptr;
 };
 
 const VoteKernels& vote_kernels_scalar();

@@ -12,6 +12,9 @@ constexpr int64_t kWordsOfTile = kTileSide * kTileSteps;
 // Tiles of a step of the gradient, and of a strip.
 constexpr int64_t kRowTiles = kTileRows / kTileSide;
 constexpr int64_t kStripBytes = kTileSteps * kStepBytes;
+// Steps that pass before the next rows, so that the operands of 48 rows and 64 columns and their sums, 40 KiB, stay in
+// the first-level cache.
+constexpr int64_t kTileDepth = 64;
 
 void transpose_steps(const uint32_t* steps, uint32_t* tiles) {
   for (int64_t t = 0; t < kRowTiles; ++t, steps += kTileSide, tiles += kWordsOfTile) {
@@ -116,22 +119,30 @@ void multiply_wide(const uint32_t* g, const uint8_t* x, int64_t steps, bool fres
 #undef ARB_MULTIPLY
 
 template <bool pairs>
+void multiply_strip(const uint32_t* g, int64_t rows, const uint8_t* x, int64_t steps, bool fresh, uint32_t* c) {
+  int64_t r = 0;
+  for (; r + kTileSide < rows; r += 2 * kTileSide) {
+    const uint32_t* const from = g + r / kTileSide * kWordsOfTile;
+    multiply_square<pairs>(from, x, steps, fresh, c + r * kTilePitch);
+    multiply_square<pairs>(from, x + 2 * kTileBytes, steps, fresh, c + r * kTilePitch + 2 * kTileSide);
+  }
+  if (r < rows) multiply_wide<pairs>(g + r / kTileSide * kWordsOfTile, x, steps, fresh, c + r * kTilePitch);
+}
+
+template <bool pairs>
 void multiply_tile(const uint32_t* g, int64_t rows, const uint8_t* strips, int64_t stride, int64_t columns,
-                   int64_t steps, bool fresh, void* c) {
+                   int64_t steps, void* c) {
   memory_barrier();
   {
     const Tiles tiles;
     for (int64_t k = 0; k < columns; k += kStripColumns, strips += stride) {
-      uint32_t* const out = static_cast<uint32_t*>(c) + k;
-      int64_t r = 0;
-      for (; r + kTileSide < rows; r += 2 * kTileSide) {
-        const uint32_t* const from = g + r / kTileSide * kWordsOfTile;
-        multiply_square<pairs>(from, strips, steps, fresh, out + r * kTilePitch);
-        multiply_square<pairs>(from, strips + 2 * kTileBytes, steps, fresh, out + r * kTilePitch + 2 * kTileSide);
-      }
-      if (r < rows) {
-        multiply_wide<pairs>(g + r / kTileSide * kWordsOfTile, strips, steps, fresh, out + r * kTilePitch);
-      }
+      int64_t step = 0;
+      do {
+        const int64_t depth = steps - step < kTileDepth ? steps - step : kTileDepth;
+        multiply_strip<pairs>(g + step * kTileRows, rows, strips + step * kStepBytes, depth, step == 0,
+                              static_cast<uint32_t*>(c) + k);
+        step += depth;
+      } while (step < steps);
     }
   }
   memory_barrier();

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "threads.h"
+#include "crew.h"
 #include "votes_operands.h"
 
 namespace arb {
@@ -130,13 +130,8 @@ class Product {
 
   void multiply_blocks(int64_t t, int64_t rows, int64_t first, int64_t last) {
     const auto multiply = operands_.integer() ? kernels_.multiply_tile_int8 : kernels_.multiply_tile_pairs;
-    int64_t step = first;
-    do {
-      multiply(operands_.block(t, step), rows, operands_.strip(tile_.start / kStripColumns, step),
-               operands_.strip_stride(), tile_.whole_columns(), std::min(kTileDepth, last - step), step == first,
-               narrow_);
-      step += kTileDepth;
-    } while (step < last);
+    multiply(operands_.block(t, first), rows, operands_.strip(tile_.start / kStripColumns, first),
+             operands_.strip_stride(), tile_.whole_columns(), last - first, narrow_);
   }
 
   const void* multiply_float(int64_t t, int64_t rows) {
@@ -186,7 +181,6 @@ void cast_linear(const CastState& state, const VoteKernels& kernels, Element gra
                  Element x_type, const void* x, int64_t tokens, int threads) {
   if (state.rows == 0 || state.columns == 0) return;
   Operands operands(state, kernels, grad_type, grad, x_type, x, tokens);
-  operands.pack(threads);
   const int64_t tiles_a_task = ceil_div(operands.tiles(), kMostTasks);
   const int64_t tasks = ceil_div(operands.tiles(), tiles_a_task);
   GradientType type = GradientType::float32;
@@ -197,11 +191,14 @@ void cast_linear(const CastState& state, const VoteKernels& kernels, Element gra
   // Sums are those of tasks, whoever runs them and with which others.
   const int64_t fair = ceil_div(tasks, kTurns * std::max(threads, 1));
   const int64_t tasks_a_turn = std::min(fair, std::max<int64_t>(1, kTurnTiles / tiles_a_task));
-  auto turn = [&](int64_t i, int worker) {
+  Crew crew(threads);
+  crew.work([&](Crew::Member& member, int worker) {
+    operands.pack(member);
     Product product(state, kernels, operands, caster, memory.as<char>() + worker * worker_bytes);
-    product.run(i * tasks_a_turn, std::min((i + 1) * tasks_a_turn, tasks), tiles_a_task);
-  };
-  parallel_tasks(ceil_div(tasks, tasks_a_turn), threads, turn);
+    member.each(ceil_div(tasks, tasks_a_turn), [&](int64_t i) {
+      product.run(i * tasks_a_turn, std::min((i + 1) * tasks_a_turn, tasks), tiles_a_task);
+    });
+  });
   caster.finish(threads);
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "threads.h"
+#include "crew.h"
 #include "votes_task.h"
 
 namespace arb {
@@ -79,9 +79,10 @@ class Operands {
         packed_grad_(tiles_ * kTilePanels * steps_ * panel_step_),
         starts_(integer() ? tiles_ * kTileRows * 4 : 0) {}
 
-  void pack(int threads) {
+  // A stage.
+  void pack(Crew::Member& member) {
     const int64_t of_x = ceil_div(strips_, kPackedPieces), of_grad = ceil_div(tiles_, kPackedPieces);
-    auto task = [=](int64_t i, int) {
+    member.each(ceil_div(steps_, kPackedSteps) * (of_x + of_grad), [=](int64_t i) {
       const int64_t first = i / (of_x + of_grad) * kPackedSteps, last = std::min(first + kPackedSteps, steps_);
       const int64_t piece = i % (of_x + of_grad);
       if (piece < of_x) {
@@ -91,8 +92,7 @@ class Operands {
         const int64_t tile = (piece - of_x) * kPackedPieces;
         pack_grad(tile, std::min(tile + kPackedPieces, tiles_), first, last);
       }
-    };
-    parallel_tasks(ceil_div(steps_, kPackedSteps) * (of_x + of_grad), threads, task);
+    });
   }
 
   // What the sums of a tile's rows start from over some steps, because of the bias of the activations.
