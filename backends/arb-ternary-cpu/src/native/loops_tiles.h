@@ -63,12 +63,13 @@ void pack_float(const void* x, Dtype dtype, int64_t stride, int64_t rows, int64_
 
 // A panel of few rows leaves too few sums to hide the latency of a product, hence several sets of sums, used in turn.
 template <int R, int S>
-inline void tile_int8_of(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int32_t* acc) {
+inline void tile_int8_of(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, bool fresh,
+                         int32_t* acc) {
   constexpr int kWanted = 4 * kTileStrips;
   constexpr int kChains = 4 * R * S <= kWanted ? 4 : (2 * R * S <= kWanted ? 2 : 1);
   V sums[kChains][R * S];
   unroll<R * S>(ARB_UNROLLED(i) {
-    sums[0][i.value] = load(acc + i.value * 16);
+    sums[0][i.value] = fresh ? zero() : load(acc + i.value * 16);
     unroll<kChains - 1>(ARB_UNROLLED(c) { sums[c.value + 1][i.value] = zero(); });
   });
   // Steps come in fours, those of a block.
@@ -98,7 +99,7 @@ inline void tile_int8_of(int64_t steps, const uint8_t* panel, int64_t stride, co
 // the largest weight. Widening each of them would be half of the work.
 template <int R>
 inline void tile_pairs_of(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int spread,
-                          int32_t* acc) {
+                          bool fresh, int32_t* acc) {
   const int64_t stretch = kPairSteps >> spread;
   do {
     V sums[R];
@@ -114,16 +115,20 @@ inline void tile_pairs_of(int64_t steps, const uint8_t* panel, int64_t stride, c
       weights += kBlockBytes;
       panel += stride;
     } while (weights != end);
-    unroll<R>(ARB_UNROLLED(r) { store(acc + r.value * 16, add(load(acc + r.value * 16), widen_pairs(sums[r.value]))); });
+    unroll<R>(ARB_UNROLLED(r) {
+      const V sum = widen_pairs(sums[r.value]);
+      store(acc + r.value * 16, fresh ? sum : add(load(acc + r.value * 16), sum));
+    });
+    fresh = false;
     steps -= some;
   } while (steps > 0);
 }
 #endif
 
 template <int R, int S>
-inline void tile_float_of(int64_t terms, const float* panel, const float* weights, float* acc) {
+inline void tile_float_of(int64_t terms, const float* panel, const float* weights, bool fresh, float* acc) {
   F sums[R * S];
-  unroll<R * S>(ARB_UNROLLED(i) { sums[i.value] = loadf(acc + i.value * 16); });
+  unroll<R * S>(ARB_UNROLLED(i) { sums[i.value] = fresh ? splatf(0.0f) : loadf(acc + i.value * 16); });
   for (int64_t k = 0; k < terms; ++k) {
     F w[S];
     unroll<S>(ARB_UNROLLED(s) { w[s.value] = loadf(weights + s.value * 16); });
@@ -143,75 +148,74 @@ inline void tile_float_of(int64_t terms, const float* panel, const float* weight
 // A panel has at most kTileRows (or kTileRowsFloat) rows; taller tiles would only spill registers.
 template <int R>
 inline void tile_int8_strips(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
-                             [[maybe_unused]] int spread, int32_t* acc) {
+                             [[maybe_unused]] int spread, bool fresh, int32_t* acc) {
   if constexpr (R <= kTileRows) {
 #if defined(ARB_PAIR_SUMS)
-    if (spread <= kPairSpread) return tile_pairs_of<R>(steps, panel, stride, weights, spread, acc);
+    if (spread <= kPairSpread) return tile_pairs_of<R>(steps, panel, stride, weights, spread, fresh, acc);
 #endif
     if (kTileStrips == 1 || strips == 1) {
-      tile_int8_of<R, 1>(steps, panel, stride, weights, acc);
+      tile_int8_of<R, 1>(steps, panel, stride, weights, fresh, acc);
     } else {
-      tile_int8_of<R, kTileStrips>(steps, panel, stride, weights, acc);
+      tile_int8_of<R, kTileStrips>(steps, panel, stride, weights, fresh, acc);
     }
   }
 }
 
 template <int R>
-inline void tile_float_strips(int64_t terms, const void* from, const void* decoded, int64_t strips, float* acc) {
+inline void tile_float_strips(int64_t terms, const void* from, const void* decoded, int64_t strips, bool fresh,
+                              float* acc) {
   const float* const panel = static_cast<const float*>(from);
   const float* const weights = static_cast<const float*>(decoded);
   if constexpr (R <= kTileRowsFloat) {
     if (kTileStrips == 1 || strips == 1) {
-      tile_float_of<R, 1>(terms, panel, weights, acc);
+      tile_float_of<R, 1>(terms, panel, weights, fresh, acc);
     } else {
-      tile_float_of<R, kTileStrips>(terms, panel, weights, acc);
+      tile_float_of<R, kTileStrips>(terms, panel, weights, fresh, acc);
     }
   }
 }
 
 void tile_int8(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
                int spread, bool fresh, int32_t* acc) {
-  if (fresh) std::memset(acc, 0, static_cast<size_t>(rows * strips * kBlockSide) * sizeof(int32_t));
   switch (rows) {
     case 1:
-      return tile_int8_strips<1>(steps, panel, stride, weights, strips, spread, acc);
+      return tile_int8_strips<1>(steps, panel, stride, weights, strips, spread, fresh, acc);
     case 2:
-      return tile_int8_strips<2>(steps, panel, stride, weights, strips, spread, acc);
+      return tile_int8_strips<2>(steps, panel, stride, weights, strips, spread, fresh, acc);
     case 3:
-      return tile_int8_strips<3>(steps, panel, stride, weights, strips, spread, acc);
+      return tile_int8_strips<3>(steps, panel, stride, weights, strips, spread, fresh, acc);
     case 4:
-      return tile_int8_strips<4>(steps, panel, stride, weights, strips, spread, acc);
+      return tile_int8_strips<4>(steps, panel, stride, weights, strips, spread, fresh, acc);
     case 5:
-      return tile_int8_strips<5>(steps, panel, stride, weights, strips, spread, acc);
+      return tile_int8_strips<5>(steps, panel, stride, weights, strips, spread, fresh, acc);
     case 6:
-      return tile_int8_strips<6>(steps, panel, stride, weights, strips, spread, acc);
+      return tile_int8_strips<6>(steps, panel, stride, weights, strips, spread, fresh, acc);
     case 7:
-      return tile_int8_strips<7>(steps, panel, stride, weights, strips, spread, acc);
+      return tile_int8_strips<7>(steps, panel, stride, weights, strips, spread, fresh, acc);
     default:
-      return tile_int8_strips<8>(steps, panel, stride, weights, strips, spread, acc);
+      return tile_int8_strips<8>(steps, panel, stride, weights, strips, spread, fresh, acc);
   }
 }
 
 void tile_float(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, bool fresh,
                 float* acc) {
-  if (fresh) std::memset(acc, 0, static_cast<size_t>(rows * strips * kBlockSide) * sizeof(float));
   switch (rows) {
     case 1:
-      return tile_float_strips<1>(terms, panel, weights, strips, acc);
+      return tile_float_strips<1>(terms, panel, weights, strips, fresh, acc);
     case 2:
-      return tile_float_strips<2>(terms, panel, weights, strips, acc);
+      return tile_float_strips<2>(terms, panel, weights, strips, fresh, acc);
     case 3:
-      return tile_float_strips<3>(terms, panel, weights, strips, acc);
+      return tile_float_strips<3>(terms, panel, weights, strips, fresh, acc);
     case 4:
-      return tile_float_strips<4>(terms, panel, weights, strips, acc);
+      return tile_float_strips<4>(terms, panel, weights, strips, fresh, acc);
     case 5:
-      return tile_float_strips<5>(terms, panel, weights, strips, acc);
+      return tile_float_strips<5>(terms, panel, weights, strips, fresh, acc);
     case 6:
-      return tile_float_strips<6>(terms, panel, weights, strips, acc);
+      return tile_float_strips<6>(terms, panel, weights, strips, fresh, acc);
     case 7:
-      return tile_float_strips<7>(terms, panel, weights, strips, acc);
+      return tile_float_strips<7>(terms, panel, weights, strips, fresh, acc);
     default:
-      return tile_float_strips<8>(terms, panel, weights, strips, acc);
+      return tile_float_strips<8>(terms, panel, weights, strips, fresh, acc);
   }
 }
 
@@ -344,41 +348,74 @@ void sum_groups(const int8_t* x, int64_t terms, int64_t group_terms, int32_t* su
 }
 
 // Sixteen elements of a result, or `count`; `past` as in ProductKernels.
-inline void store_result(void* out, Dtype dtype, F f, int64_t count, [[maybe_unused]] bool past) {
+template <Dtype D>
+inline void store_result(Of<D>, void* out, F f, int64_t count, [[maybe_unused]] bool past) {
 #if defined(ARB_STREAMS)
   if (past && count >= 16) {
-    if (dtype == Dtype::float32) return stream(out, as_bits(f));
-    alignas(64) char narrow[64];
-    store_full(narrow, dtype, f);
-    return stream_half(out, narrow);
+    if constexpr (D == Dtype::float32) {
+      stream(out, as_bits(f));
+    } else {
+      alignas(64) char narrow[64];
+      store_full(narrow, D, f);
+      stream_half(out, narrow);
+    }
+    return;
   }
 #endif
-  store_floats(out, dtype, f, count);
+  store_floats(out, D, f, count);
+}
+
+// Thirty-two elements.
+template <Dtype D>
+inline void store_results(Of<D> of, void* out, F first, F second, bool past) {
+#if defined(ARB_STREAMS)
+  if (D == Dtype::bfloat16 && !any_nan(first, second)) {
+    const V both = narrow_high(as_bits(nearest(of, first)), as_bits(nearest(of, second)));
+    if (past) return stream(out, both);
+    return store(out, both);
+  }
+#endif
+  store_result(of, out, first, 16, past);
+  store_result(of, element(out, D, 16), second, 16, past);
+}
+
+template <Dtype D>
+inline void finish_int8_of(Of<D> of, const int32_t* acc, const int32_t* offset, int64_t rows, int64_t lanes,
+                           int64_t count, const float* row_scale, const float* column_scale, const float* bias,
+                           void* out, int64_t out_stride, bool past) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const F scale = splatf(row_scale[r]);
+    const auto finished = [&](int64_t n) {
+      const F sum = to_float(sub(load(acc + r * lanes + n), load(offset + n)));
+      const F y = mulf(mulf(sum, scale), loadf(column_scale + n));
+      return bias == nullptr ? y : addf(y, loadf(bias + n));
+    };
+    void* const row = element(out, D, r * out_stride);
+    int64_t n = 0;
+    for (; n + 32 <= count; n += 32) store_results(of, element(row, D, n), finished(n), finished(n + 16), past);
+    for (; n < count; n += 16) store_result(of, element(row, D, n), finished(n), count - n, past);
+  }
 }
 
 void finish_int8(const int32_t* acc, const int32_t* offset, int64_t rows, int64_t lanes, int64_t count,
                  const float* row_scale, const float* column_scale, const float* bias, void* out, int64_t out_stride,
                  Dtype dtype, bool past) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const F scale = splatf(row_scale[r]);
-    for (int64_t n = 0; n < count; n += 16) {
-      const F sum = to_float(sub(load(acc + r * lanes + n), load(offset + n)));
-      F y = mulf(mulf(sum, scale), loadf(column_scale + n));
-      if (bias != nullptr) y = addf(y, loadf(bias + n));
-      store_result(element(out, dtype, r * out_stride + n), dtype, y, count - n, past);
-    }
-  }
+  by_dtype(dtype, [&](auto of) {
+    finish_int8_of(of, acc, offset, rows, lanes, count, row_scale, column_scale, bias, out, out_stride, past);
+  });
 }
 
 void finish_float(const float* acc, int64_t rows, int64_t lanes, int64_t count, const float* bias, void* out,
                   int64_t out_stride, Dtype dtype, bool past) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t n = 0; n < count; n += 16) {
-      F y = loadf(acc + r * lanes + n);
-      if (bias != nullptr) y = addf(y, loadf(bias + n));
-      store_result(element(out, dtype, r * out_stride + n), dtype, y, count - n, past);
+  by_dtype(dtype, [&](auto of) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t n = 0; n < count; n += 16) {
+        F y = loadf(acc + r * lanes + n);
+        if (bias != nullptr) y = addf(y, loadf(bias + n));
+        store_result(of, element(out, dtype, r * out_stride + n), y, count - n, past);
+      }
     }
-  }
+  });
 }
 
 }  // namespace

@@ -29,15 +29,7 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
   const GroupExponents all{space.take<uint8_t>(all_exponents), space.take<int8_t>(w.groups),
                            space.take<int8_t>(w.groups)};
   benches.place(space);
-  if (shape.along_rows) gather_all(kernels, threads, w, all);
-  packed.fill(shape, chunk, threads, [&](int64_t p, int64_t block, int64_t count) {
-    const int64_t first = block * kBlockSide, some = least(count * kBlockSide, shape.terms - first);
-    const char* const from =
-        static_cast<const char*>(x) + (panels.start(p) * shape.terms + first) * dtype_size(x_dtype);
-    loops.pack(from, x_dtype, shape.terms, panels.rows(p), some, count * kBlockSide, packed.at(p, block, count));
-  });
-
-  auto run = [&](int64_t index, int worker) {
+  const auto run = [&](int64_t index, int worker) {
     const InUse in_use(unit);
     const Bench bench = benches.of(worker);
     const Task task(kernels, w, shape, all, cut, panels, index, bench, bias);
@@ -57,7 +49,18 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
                                result.stride, result.dtype, past);
         });
   };
-  parallel_tasks(cut.tasks(), threads, run);
+  const auto pack = [&](int64_t p, int64_t block, int64_t count) {
+    const int64_t first = block * kBlockSide, some = least(count * kBlockSide, shape.terms - first);
+    const char* const from =
+        static_cast<const char*>(x) + (panels.start(p) * shape.terms + first) * dtype_size(x_dtype);
+    loops.pack(from, x_dtype, shape.terms, panels.rows(p), some, count * kBlockSide, packed.at(p, block, count));
+  };
+  Crew crew(threads);
+  crew.work([&](Crew::Member& member, int worker) {
+    if (shape.along_rows) gather_all(kernels, member, w, all);
+    packed.fill(shape, chunk, member, pack);
+    member.each(cut.tasks(), [&](int64_t index) { run(index, worker); });
+  });
   space.release();
 }
 

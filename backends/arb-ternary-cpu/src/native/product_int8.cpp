@@ -136,23 +136,17 @@ int integer_product(const ProductKernels& kernels, int threads, const Weight& w,
   benches.place(space);
 
   std::atomic<int> largest{0};
-  if (shape.along_rows) {
-    gather_all(kernels, threads, w, all);
-    for (int64_t g = 0; g < w.groups; ++g) raise_to(largest, all.highest[g] - all.lowest[g]);
-    if (largest.load() > kLargestSpread) return largest.load();
-  }
   if (row_scale == nullptr) {
     for (int64_t i = 0; i < shape.m; ++i) same_scale[i] = scale;
     row_scale = same_scale;
   }
-  packed.fill(shape, chunk, threads, [&](int64_t p, int64_t block, int64_t count) {
-    const int64_t first = block * kBlockSide, some = least(count * kBlockSide, shape.terms - first);
-    loops.pack(x + panels.start(p) * shape.terms + first, shape.terms, panels.rows(p), some,
-                      count * kStepsPerBlock, loops.flip, reinterpret_cast<uint8_t*>(packed.at(p, block, count)));
-  });
-
   const IntegerProduct product{kernels, loops, shape, panels, packed, row_scale, bias, result, past, chunk};
-  auto run = [&](int64_t index, int worker) {
+  const auto pack = [&](int64_t p, int64_t block, int64_t count) {
+    const int64_t first = block * kBlockSide, some = least(count * kBlockSide, shape.terms - first);
+    loops.pack(x + panels.start(p) * shape.terms + first, shape.terms, panels.rows(p), some, count * kStepsPerBlock,
+               loops.flip, reinterpret_cast<uint8_t*>(packed.at(p, block, count)));
+  };
+  const auto run = [&](int64_t index, int worker) {
     const InUse in_use(unit);
     const Bench bench = benches.of(worker);
     const Task task(kernels, w, shape, all, cut, panels, index, bench, bias);
@@ -161,7 +155,17 @@ int integer_product(const ProductKernels& kernels, int threads, const Weight& w,
     raise_to(largest, spread);
     if (spread <= kLargestSpread) product.run(task, bench);
   };
-  parallel_tasks(cut.tasks(), threads, run);
+  Crew crew(threads);
+  crew.work([&](Crew::Member& member, int worker) {
+    if (shape.along_rows) {
+      gather_all(kernels, member, w, all);
+      // Everybody finds the same, and goes on or not.
+      for (int64_t g = 0; g < w.groups; ++g) raise_to(largest, all.highest[g] - all.lowest[g]);
+      if (largest.load() > kLargestSpread) return;
+    }
+    packed.fill(shape, chunk, member, pack);
+    member.each(cut.tasks(), [&](int64_t index) { run(index, worker); });
+  });
   space.release();
   return largest.load();
 }

@@ -1,7 +1,5 @@
 #include "product_plan.h"
 
-#include "threads.h"
-
 namespace arb {
 
 namespace {
@@ -61,15 +59,16 @@ Cut::Cut(const Shape& shape, const ProductKernels& kernels, const Panels& panels
   }
 }
 
-void gather_all(const ProductKernels& kernels, int threads, const Weight& w, const GroupExponents& into) {
+void gather_all(const ProductKernels& kernels, Crew::Member& member, const Weight& w, const GroupExponents& into) {
   const int64_t stride = exponent_bytes(w.groups);
-  auto task = [&](int64_t strip, int) {
+  member.each(blocks_of(w.rows), [&](int64_t strip) {
     const int64_t row = strip * kBlockSide;
     kernels.gather_exponents(w.exponent + row * w.groups, least(kBlockSide, w.rows - row), w.groups,
                              into.gathered + strip * stride);
-  };
-  parallel_tasks(blocks_of(w.rows), threads, task);
-  kernels.group_range(into.gathered, blocks_of(w.rows), w.groups, into.lowest, into.highest);
+  });
+  member.each(1, [&](int64_t) {
+    kernels.group_range(into.gathered, blocks_of(w.rows), w.groups, into.lowest, into.highest);
+  });
 }
 
 int set_up(const ProductKernels& kernels, const Weight& w, const Shape& shape, const GroupExponents& all,

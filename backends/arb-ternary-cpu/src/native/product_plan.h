@@ -6,9 +6,9 @@
 #include <cstring>
 #include <optional>
 
+#include "crew.h"
 #include "product_driver.h"
 #include "products.h"
-#include "threads.h"
 #include "workspace.h"
 
 namespace arb {
@@ -98,15 +98,14 @@ struct PackedRows {
     return memory + (before + width * panels.start(panel)) * kBlockSide * term_bytes;
   }
 
-  // Calls `pack(panel, block, count)` for all of them.
+  // A stage: calls `pack(panel, block, count)` for all of them.
   template <class Pack>
-  void fill(const Shape& shape, int64_t chunk, int threads, Pack pack) const {
-    auto task = [&](int64_t panel, int) {
+  void fill(const Shape& shape, int64_t chunk, Crew::Member& member, Pack pack) const {
+    member.each(panels.count, [&](int64_t panel) {
       for (int64_t block = 0; block < shape.blocks; block += chunk) {
         pack(panel, block, least(chunk, shape.blocks - block));
       }
-    };
-    parallel_tasks(panels.count, threads, task);
+    });
   }
 };
 
@@ -127,7 +126,8 @@ struct GroupExponents {
   int8_t* highest;
 };
 
-void gather_all(const ProductKernels& kernels, int threads, const Weight& w, const GroupExponents& into);
+// Two stages.
+void gather_all(const ProductKernels& kernels, Crew::Member& member, const Weight& w, const GroupExponents& into);
 
 // Finds the exponents of `strips` strips (fewer at the end) and the floors of their rows (or groups). Returns the
 // largest spread. `exponents` has room for kMaxStrips strips, `floors` for kMaxLanes lanes.

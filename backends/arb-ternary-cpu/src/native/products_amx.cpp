@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kUnitRows = 2 * kTileSide;
 constexpr int64_t kTile = kTileSide * kTileBytes;
 constexpr int64_t kStepsPerTile = 16;
+// How far ahead a panel is fetched from the second-level cache: the weights are in the first.
+constexpr int64_t kAhead = 4 << 10;
 
 // A panel's rows of `bytes` bytes, `stride` bytes apart, padded with zeros to `padded` bytes, a multiple of 64. Rows
 // beyond `rows` keep what was there: their sums are not read.
@@ -94,6 +96,7 @@ inline void tile_of(int64_t tiles, const char* panel, const char* weights, bool 
     if constexpr (R == 2 && S == 2) _tile_loadd(3, acc + kBelow + kTileBytes, kWidth);
   }
   for (int64_t i = 0; i < tiles; ++i) {
+    unroll<R * kTileSide>(ARB_UNROLLED(line) { prefetch(panel + kAhead + line.value * kTileBytes); });
     _tile_loadd(6, weights, kWidth);
     if constexpr (S == 2) _tile_loadd(7, weights + kTileBytes, kWidth);
     _tile_loadd(4, panel, kTileBytes);
