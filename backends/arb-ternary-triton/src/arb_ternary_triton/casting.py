@@ -265,6 +265,8 @@ def _cast_product(
 
     shifts = cast.mode == _SHIFTS
     tile = choose_votes(terms, rows, columns, grad.dtype, shifts, cast.packed.device)
+    # Narrow accumulators are taken out of bytes and put back, which takes registers.
+    warps = tile.warps if shape.vote_bits == 8 else max(tile.warps, 8)
     grid = cast.prepare(rows, Tile(tile.outputs, tile.columns))
     cast.run(
         product_votes_kernel,
@@ -275,7 +277,7 @@ def _cast_product(
         ROWS=tile.outputs,
         COLUMNS=tile.columns,
         TERMS=tile.terms,
-        warps=tile.warps,
+        warps=warps,
         stages=tile.stages,
     )
     cast.settle(None)
