@@ -95,7 +95,9 @@ ONCE_BROKEN = (
 
 
 @needs_compiler
-@pytest.mark.parametrize(("variant", "arch"), ONCE_BROKEN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("variant", "arch"), ONCE_BROKEN, ids=lambda value: getattr(value, "name", value)
+)
 def test_kernels_of_float32_fit_into_a_block(variant: Variant, arch: str) -> None:
     _fits(variant, arch)
 
