@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -115,6 +116,22 @@ def test_the_nucleus_is_the_smallest_that_reaches_top_p(
     assert (full > 0).sum() <= top_k
     assert chosen.sum() >= top_p - 1e-12
     assert chosen.sum() - chosen.min() < top_p + 1e-12
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 20.0])
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 1.0])
+def test_the_nucleus_of_a_large_vocabulary(spread: float, top_p: float) -> None:
+    # From one token to nearly all of them; many are equally likely.
+    logits = np.round(np.random.default_rng(5).normal(size=30_000) * spread, 2)
+    ranked = np.lexsort((np.arange(logits.size), -logits))
+    likely = np.exp(logits - logits.max())
+    likely = (likely / likely.sum())[ranked]
+    kept = np.where(likely.cumsum() - likely < top_p - 1e-13, likely, 0)
+    expected = np.zeros_like(logits)
+    expected[ranked] = kept / kept.sum()
+    found = next_token_probabilities(torch.from_numpy(logits), top_p=top_p).numpy()
+    # Sums that round differently may place the border one token further.
+    assert np.abs(found - expected).sum() < 3 / logits.size / top_p
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-4])

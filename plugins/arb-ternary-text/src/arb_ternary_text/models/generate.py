@@ -22,6 +22,8 @@ from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 
 #: Tokens of a prompt that are decoded with the first new token.
 _CONTEXT_IDS: Final = 16
+#: Tokens that are ranked first to find those that reach ``top_p``.
+_CANDIDATES: Final = 256
 
 
 @runtime_checkable
@@ -168,8 +170,11 @@ def next_token_probabilities(
         kept_V = scaled_V.softmax(dim=0)
         return kept_V / kept_V.sum()
 
-    ranked_K = ranked_tokens(logits_V, top_k)
-    kept_K = scaled_V[ranked_K].softmax(dim=0)
+    if top_k is None and top_p is not None:
+        ranked_K, kept_K = _likeliest(logits_V, scaled_V.softmax(dim=0), top_p)
+    else:
+        ranked_K = ranked_tokens(logits_V, top_k)
+        kept_K = scaled_V[ranked_K].softmax(dim=0)
     if top_p is not None:
         # A token stays if those before it have not reached top_p; the most likely always stays.
         before_K = kept_K.cumsum(dim=0) - kept_K
@@ -177,6 +182,21 @@ def next_token_probabilities(
     probability_V = torch.zeros_like(logits_V)
     probability_V[ranked_K] = kept_K / kept_K.sum()
     return probability_V
+
+
+def _likeliest(logits_V: Tensor, probability_V: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Return ids, the most likely first, that together reach ``top_p``, and their probabilities.
+
+    They are a few hundred, or many times as many where those do not reach it, because sorting a
+    large vocabulary takes as long as decoding a token.
+    """
+    count = _CANDIDATES
+    while True:
+        ranked_K = ranked_tokens(logits_V, count)
+        kept_K = probability_V[ranked_K]
+        if count >= logits_V.numel() or kept_K.cumsum(dim=0)[-1] >= top_p:
+            return ranked_K, kept_K
+        count *= 8
 
 
 def ranked_tokens(logits_V: Tensor, count: int | None) -> Tensor:
