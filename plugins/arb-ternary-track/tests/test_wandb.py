@@ -33,7 +33,7 @@ TRACKERS = "trackers=[{name: wandb, project: plays, layers_every: 4, wait: 120}]
 def service() -> Iterator[None]:
     """End wandb's process after the test: its address is in the environment."""
     yield
-    processes = [each for each in gc.get_objects() if isinstance(each, subprocess.Popen)]
+    processes = [each for each in gc.get_objects() if type(each) is subprocess.Popen]
     with suppress(ConnectionError):
         wandb.teardown()
     os.environ.pop("WANDB_SERVICE", None)
