@@ -30,7 +30,7 @@ BUDGETS = {
     "arb-ternary-chat": 8.5,
     "arb-ternary-evals": 3.6,
     "arb-ternary-manifests": 15.8,
-    "arb-ternary-text": 60.4,
+    "arb-ternary-text": 60.6,
     "arb-ternary-track": 5.1,
     "arb-ternary-trainers": 14,
     "arb-ternary-upcycle": 52.3,
