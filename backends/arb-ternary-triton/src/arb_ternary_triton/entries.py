@@ -108,31 +108,42 @@ def modelled(kind: Kind, rows: int, gpu: Gpu) -> Entry:
     if kernel == "row":
         # 16 or 8 blocks of 128 columns: each thread has 64 bytes of the weight on their way.
         return Entry(1, 16, 16 if operands == "int8" else 8, 4, 3, fill)
+    # A warp of RDNA has 32 threads, and its compiler keeps a whole decoded tile in registers:
+    # tiles of floats take eight warps.
+    rdna = gpu.family.startswith("gfx11")
+    warps = 8 if rdna and kernel == "linear" and operands != "int8" else 4
     if operands == "wide":
         # Few sums per program, because each takes twice the registers.
-        return Entry(16, 32, 1, 8, 2, 0) if kernel == "linear" else Entry(16, 64, 1, 4, 2, 0)
+        if kernel == "linear":
+            return Entry(16, 32, 1, 8, 2, 0)
+        return Entry(16, 64, 1, 4, 2, 0)
 
     tile = 16 if rows <= 16 else 32
     if operands == "float32":
         outputs, blocks = (64, 1) if kernel == "linear" else (32, 2)
-        return Entry(tile, outputs, blocks, 4, 3, fill if rows <= 128 else 0)
+        if rdna and kernel == "linear":
+            tile, outputs = 16, 16
+        return Entry(tile, outputs, blocks, warps, 3, fill if rows <= 128 else 0)
     if operands == "int8" and gpu.nvidia:
         return _int8_tile(kernel, rows, gpu)
     stages = 3 if gpu.nvidia else 2
     # AMD's compiler keeps a transposed tile of floats in registers.
-    narrow = kernel == "grad_input" and operands == "16 bits" and not gpu.nvidia
+    narrow = kernel == "grad_input" and not gpu.nvidia and (operands == "16 bits" or rdna)
     outputs = 32 if narrow else 64
     if rows <= 32:
-        return Entry(tile, outputs, 2, 4, stages, fill)
+        # Groups of 32 take registers, too.
+        few = rdna or (gpu.family in ("sm_120", "sm_121") and rows <= 16)
+        blocks = 1 if few and kernel == "linear" and operands == "16 bits" else 2
+        return Entry(tile, outputs, blocks, warps, stages, fill)
     if kernel == "linear" and (rows > 128 or operands == "16 bits"):
         # Two blocks of 16 bits are more shared memory than most GPUs have.
         shared = fill if rows <= 128 else 0
-        return Entry(64, 128 if gpu.nvidia else 64, 1, 4, stages, shared)
+        return Entry(64, 128 if gpu.nvidia else outputs, 1, warps, stages, shared)
     if rows <= 128:
-        return Entry(64, outputs, 2, 4, stages, fill)
+        return Entry(64, outputs, 2, warps, stages, fill)
     if gpu.nvidia:
         return Entry(128, 64, 4, 8, stages, 0)
-    return Entry(64, outputs, 2, 4, stages, 0)
+    return Entry(64, outputs, 2, warps, stages, 0)
 
 
 def _votes(operands: str, rows: int, gpu: Gpu) -> Entry:
@@ -144,7 +155,8 @@ def _votes(operands: str, rows: int, gpu: Gpu) -> Entry:
     # matrix instruction or the compiler leaves fewer registers.
     few = gpu.family not in ("sm_80", "sm_90", "gfx942")
     warps = 8 if operands == "shifts" or few else 4
-    outputs = 32 if operands == "shifts" and gpu.family in ("sm_100", "sm_103") else 64
+    narrow = ("sm_100", "sm_103", "sm_120", "sm_121")
+    outputs = 32 if operands == "shifts" and gpu.family in narrow else 64
     return Entry(64 if rows > 32 else 32, outputs, 1, warps, stages, 0)
 
 
