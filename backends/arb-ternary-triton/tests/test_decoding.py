@@ -103,7 +103,7 @@ def _run(asm: str, _constraints: str, args: list[Any], dtype: Any, is_pure: bool
 @pytest.fixture(params=[1, 2, 3], ids=["NVIDIA", "CDNA", "RDNA"])
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(tl, "inline_asm_elementwise", _run)
-    monkeypatch.setattr(products, "instruction_set", lambda: request.param)
+    monkeypatch.setattr(products, "instruction_set", lambda _device: request.param)
     product = ProductTile(rows=16, outputs=32, blocks=2, split=2)
     monkeypatch.setattr(products, "choose_row", lambda *_: RowTile(outputs=8, blocks=2, split=2))
     monkeypatch.setattr(products, "choose_linear", lambda *_: product)

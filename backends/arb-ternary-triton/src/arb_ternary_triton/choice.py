@@ -15,7 +15,7 @@ from contextvars import ContextVar
 import torch
 
 from arb_ternary_triton.entries import Entry, Kind
-from arb_ternary_triton.gpu import gpu_of
+from arb_ternary_triton.gpu import gpu_of, index_of
 from arb_ternary_triton.launch import recorded_gpu
 from arb_ternary_triton.plugin import TUNE
 from arb_ternary_triton.tables import bucket_of, shipped, user_table
@@ -52,7 +52,7 @@ def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torc
     recorded = recorded_gpu()
     if recorded is not None:
         return shipped(kind, rows, recorded)
-    gpu = gpu_of(torch.cuda.current_device() if device.index is None else device.index)
+    gpu = gpu_of(index_of(device))
     if fixed_choices():
         return shipped(kind, rows, gpu)
 

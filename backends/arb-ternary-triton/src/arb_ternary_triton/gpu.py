@@ -65,6 +65,11 @@ COMPILED: Final = {
 }
 
 
+def index_of(device: torch.device) -> int:
+    """Return the index of a CUDA device; of ``cuda`` without one, that of the current device."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
 @cache
 def gpu_of(index: int) -> Gpu:
     """Return the GPU that torch calls ``cuda:index``."""

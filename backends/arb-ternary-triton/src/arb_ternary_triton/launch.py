@@ -12,7 +12,7 @@ import triton
 from attrs import define
 from torch import Tensor
 
-from arb_ternary_triton.gpu import Gpu, gpu_of
+from arb_ternary_triton.gpu import Gpu, gpu_of, index_of
 from arb_ternary_triton.packing import check_packing
 
 #: Whether Triton's kernels were made for its interpreter, which is decided when the first of them
@@ -64,13 +64,13 @@ def recorded_gpu() -> Gpu | None:
     return None if _recorder is None else _recorder.gpu
 
 
-def instruction_set() -> int:
+def instruction_set(device: torch.device) -> int:
     """Return the instructions that kernels may use, as ``kernels.decoding`` numbers them."""
     if _recorder is not None:
         return _recorder.gpu.instruction_set
     if INTERPRETED:
         return 0
-    return gpu_of(torch.cuda.current_device()).instruction_set
+    return gpu_of(index_of(device)).instruction_set
 
 
 def serves(tensor: Tensor) -> bool:

@@ -21,7 +21,7 @@ _WEIGHT_BYTES: Final = _SIZE * _SIZE // 4 + _SIZE * _SIZE // 128
 
 @frozen
 class _Peak:
-    """What a data sheet says.
+    """Peak rates of a GPU, from its data sheet.
 
     Attributes:
         name: name of the GPU.

@@ -19,7 +19,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from threading import RLock
@@ -44,9 +44,11 @@ _ORIGIN: Final = (
 Bucket = tuple[int, int, int]
 
 _log = logging.getLogger("arb_ternary.backends")
+#: Shapes of calls whose choices are kept; prompts have any number of rows.
+_LAST_CALLS: Final = 1024
 
 
-@cache
+@lru_cache(_LAST_CALLS)
 def bucket_of(rows: int, outputs: int, columns: int) -> Bucket:
     """Return the shape that stands for a call's shape.
 
@@ -82,7 +84,7 @@ def _shipped() -> Mapping[str, Mapping[str, Mapping[str, list[int]]]]:
     return gpus
 
 
-@cache
+@lru_cache(_LAST_CALLS)
 def shipped(kind: Kind, rows: int, gpu: Gpu) -> Entry:
     """Return the shipped entry: by the GPU's name, else by its family, else the model's."""
     bound = row_bound(rows)

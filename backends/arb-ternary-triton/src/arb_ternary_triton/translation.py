@@ -44,7 +44,7 @@ _TYPES: Final = {
 
 @frozen
 class Specialised:
-    """What a launch is compiled for. Launches with equal records share a compiled kernel.
+    """Key of a compiled kernel: launches with equal records share one.
 
     Attributes:
         kernel: the function under ``triton.jit``.
@@ -79,7 +79,7 @@ class Specialised:
 
 
 def specialise(launch: Launch) -> Specialised:
-    """What Triton makes of the arguments of a launch."""
+    """Return the types and constants that Triton compiles a launch for."""
     signature: dict[str, str] = {}
     constants = dict(launch.constants)
     multiples: list[int] = []
