@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from arb_ternary.cli.main import main
-from arb_ternary_testing.language_tasks import byte_tokenizer, go_offline, write_task
+from arb_ternary_testing.language_tasks import byte_tokenizer, go_offline, write_choice_task
 from arb_ternary_text.data.special_tokens import SpecialTokens
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
@@ -50,17 +50,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = byte_tokenizer(SpecialTokens(bos=256, eos=(257,)))
     Path("tokenizer.json").write_text(json.dumps(tokenizer.to_json()), encoding="utf-8")
     Path("tasks").mkdir()
-    write_task(
-        Path("tasks").resolve(),
-        "choice",
-        ROWS,
-        ["acc"],
-        output_type="multiple_choice",
-        doc_to_text="{{question}}",
-        doc_to_choice="choices",
-        doc_to_target="answer",
-        target_delimiter="",
-    )
+    write_choice_task(Path("tasks").resolve(), ROWS, ["acc"])
 
 
 def check_card(source: str, base: str) -> None:

@@ -9,7 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from arb_ternary_testing.language_tasks import byte_tokenizer, go_offline, write_task
+from arb_ternary_testing.language_tasks import (
+    byte_tokenizer,
+    go_offline,
+    write_choice_task,
+    write_task,
+)
 from arb_ternary_text.data.special_tokens import SpecialTokens
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
@@ -90,17 +95,7 @@ def task_files(tmp_path: Path) -> Path:
     folder = tmp_path / "tasks"
     folder.mkdir()
 
-    write_task(
-        folder,
-        "choice",
-        QUESTIONS,
-        ["acc", "acc_norm"],
-        output_type="multiple_choice",
-        doc_to_text="{{question}}",
-        doc_to_choice="choices",
-        doc_to_target="answer",
-        target_delimiter="",
-    )
+    write_choice_task(folder, QUESTIONS, ["acc", "acc_norm"])
     write_task(
         folder,
         "perplexity",

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from arb_ternary_testing.language_tasks import byte_tokenizer, go_offline, write_task
+from arb_ternary_testing.language_tasks import (
+    byte_tokenizer,
+    go_offline,
+    write_choice_task,
+    write_task,
+)
 from arb_ternary_text.data.special_tokens import SpecialTokens
 from arb_ternary_text.models.decoder import Decoder
 
@@ -45,17 +50,7 @@ def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., M
 
     folder = tmp_path / "tasks"
     folder.mkdir()
-    write_task(
-        folder,
-        "choice",
-        QUESTIONS,
-        ["acc"],
-        output_type="multiple_choice",
-        doc_to_text="{{question}}",
-        doc_to_choice="choices",
-        doc_to_target="answer",
-        target_delimiter="",
-    )
+    write_choice_task(folder, QUESTIONS, ["acc"])
     write_task(
         folder,
         "perplexity",

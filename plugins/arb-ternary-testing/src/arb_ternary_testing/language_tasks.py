@@ -70,3 +70,24 @@ def write_task(
     }
     # JSON is YAML.
     (folder / f"{name}.yaml").write_text(json.dumps(task), encoding="utf-8")
+
+
+def write_choice_task(folder: Path, rows: Iterable[Any], metrics: Sequence[str]) -> None:
+    """Write the multiple-choice task ``choice``, as :func:`write_task` does.
+
+    Args:
+        folder: as there.
+        rows: the samples, with ``question``, ``choices`` and ``answer``, an index.
+        metrics: as there.
+    """
+    write_task(
+        folder,
+        "choice",
+        rows,
+        metrics,
+        output_type="multiple_choice",
+        doc_to_text="{{question}}",
+        doc_to_choice="choices",
+        doc_to_target="answer",
+        target_delimiter="",
+    )
