@@ -18,7 +18,7 @@ from arb_ternary.ternary.linear import TernaryLinear
 
 
 def model() -> nn.Sequential:
-    """Three megabytes of weights, none of which holds a whole huge page."""
+    """Ten megabytes of weights and accumulators; no tensor is larger than a huge page."""
     torch.manual_seed(0)
     layers = [TernaryLinear(2048, 1024, backend="torch") for _ in range(4)]
     return nn.Sequential(nn.Embedding(100, 2048), *layers, nn.LayerNorm(1024))

@@ -52,7 +52,7 @@ class CacheOptions:
 
 @frozen(eq=False)
 class Reading:
-    """What one way makes of the held-out tokens.
+    """Losses and likeliest tokens of one way, over the held-out tokens.
 
     Attributes:
         losses: loss of each token in nats, float64.
