@@ -18,6 +18,7 @@ from attrs import asdict
 from arb_ternary.environment import for_child
 from arb_ternary_triton import compiling
 from arb_ternary_triton.compiling import CASES, OTHERS, lane, launches_of
+from arb_ternary_triton.counting import parse
 from arb_ternary_triton.entries import KINDS, ROWS, modelled
 from arb_ternary_triton.gpu import COMPILED
 from arb_ternary_triton.launch import INTERPRETED
@@ -32,7 +33,7 @@ TENSOR = {
 }
 ROW = "linear int8, M = 1"
 #: What every test run compiles: the forward product both ways, and the votes.
-FEW = [ROW, "linear int8, M = 2048", "cast_votes int8, M = 2048"]
+FEW = [ROW, "linear int8, M = 2048", "cast_votes int8, M = 2048", "apply_scaled_votes"]
 #: Most instructions per weight or element for sm_90a. What a case took when this was written is
 #: between this and a tenth less.
 MOST = {
@@ -43,6 +44,8 @@ MOST = {
     "linear_grad_input int8, M = 16": 3.5,
     # 3.5 was the goal: a tile of 64 rows takes 3.26, but then the weight is decoded twice as often
     "linear_grad_input int8, M = 2048": 3.7,
+    "apply_votes": 2.8,
+    "apply_scaled_votes": 15.0,
 }
 #: The same for gfx942.
 MOST_AMD = {ROW: 3.0}
@@ -125,6 +128,42 @@ def test_every_kernel_compiles_with_every_option(target: str) -> None:
             assert one["shared"] <= COMPILED[target.removesuffix("a")].shared, one
             assert one["spills"] <= _most_spills(one, launch.constants), one
     assert len({one.kernel for one in known}) == 24
+
+
+SASS = """
+        /*0000*/                   ISETP.NE.U32.AND P1, PT, R25, RZ, PT ;
+        /*0010*/              @!P1 BRA `(.L_x_0) ;
+        /*0020*/                   IADD3 R1, R1, 0x1, RZ ;
+.L_x_1:
+        /*0030*/                   IADD3 R1, R1, 0x1, RZ ;
+        /*0040*/               @P0 BRA `(.L_x_1) ;
+.L_x_0:
+        /*0050*/                   STG.E desc[UR4][R2.64], R1 ;
+        /*0060*/                   EXIT ;
+.L_x_2:
+        /*0070*/                   BRA `(.L_x_2);
+        /*0080*/                   NOP;
+"""
+AMDGCN = """
+\tv_cmp_gt_i32_e32 vcc, s0, v0
+\ts_cbranch_scc1 .LBB0_2
+\ts_cbranch_execz .LBB0_3
+\tv_add_u32_e32 v1, 1, v1
+.LBB0_2:
+\ts_branch .LBB0_3
+\tv_add_u32_e32 v1, 1, v1
+.LBB0_3:
+\ts_endpgm
+"""
+
+
+def test_the_shortest_way_skips_what_a_condition_may_skip() -> None:
+    code = parse(SASS, nvidia=True)
+    assert len(code.instructions) == 7
+    assert code.loop() == 2
+    assert code.shortest() == 4
+    # a warp without work would skip more, but does not count
+    assert parse(AMDGCN, nvidia=False).shortest() == 4
 
 
 def test_no_choice_of_the_model_takes_more_memory_than_a_program_may_have() -> None:

@@ -16,10 +16,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from arb_ternary.backends import reference
+from arb_ternary.backends import reference, reference_scaled_votes, reference_votes
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.select import get_backend
-from arb_ternary_triton import products
+from arb_ternary.backends.vote_state import VoteState, new_state
+from arb_ternary_triton import flips, products
 from arb_ternary_triton.packing import check_packing
 from arb_ternary_triton.tiles import ProductTile, RowTile
 
@@ -45,8 +46,9 @@ def prmt(a: Words, b: Words, selector: Words) -> Words:
     """PTX ISA, prmt, default mode: bytes of {b, a} by the four lowest nibbles."""
     a, b, selector = np.broadcast_arrays(a, b, selector)
     nibbles = selector[..., None] >> (4 * np.arange(4, dtype=np.uint32)) & 15
-    assert (nibbles < 8).all()  # the highest bit of a nibble repeats a sign
-    return _chosen(np.concatenate([_bytes(a), _bytes(b)], axis=-1), nibbles)
+    both = np.concatenate([_bytes(a), _bytes(b)], axis=-1)
+    signs = (both.view(np.int8) >> 7).view(np.uint8)  # what the highest bit of a nibble asks for
+    return _chosen(np.concatenate([both, signs], axis=-1), nibbles)
 
 
 def v_perm_b32(first: Words, second: Words, selector: Words) -> Words:
@@ -66,6 +68,14 @@ def dp4a(a: Words, b: Words, acc: Words) -> Words:
     return _dot(_bytes(a), _bytes(b).view(np.int8), acc)
 
 
+def dp2a(a: Words, b: Words, acc: Words, first: int) -> Words:
+    """PTX ISA, dp2a.u32.u32: the halves of a times bytes ``first`` and the next of b."""
+    bytes_of = _bytes(b).astype(np.uint64)
+    low = (a & 0xFFFF).astype(np.uint64) * bytes_of[..., first]
+    high = (a >> 16).astype(np.uint64) * bytes_of[..., first + 1]
+    return (acc + low + high).astype(np.uint32)
+
+
 def signed_dot4(a: Words, b: Words, acc: Words) -> Words:
     """CDNA3 ISA, V_DOT4_I32_I8, and RDNA3 ISA, V_DOT4_I32_IU8 with both operands negated."""
     return _dot(_bytes(a).view(np.int8), _bytes(b).view(np.int8), acc)
@@ -78,6 +88,8 @@ INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "prmt.b32 $0, $1, 0, $5;": lambda a, selector: prmt(a, a * 0, selector),
     "mov.b32 $0, $1;": lambda a, _: a,
     "dp4a.u32.s32 $0, $1, $2, $3;": dp4a,
+    "dp2a.lo.u32.u32 $0, $1, $2, $3;": lambda a, b, acc: dp2a(a, b, acc, 0),
+    "dp2a.hi.u32.u32 $0, $1, $2, $3;": lambda a, b, acc: dp2a(a, b, acc, 2),
     "v_perm_b32 $0, $2, $1, $3": lambda a, b, selector: v_perm_b32(b, a, selector),
     "v_dot4_i32_i8 $0, $1, $2, $3": signed_dot4,
     "v_dot4_i32_iu8 $0, $1, $2, $3 neg_lo:[1,1,0]": signed_dot4,
@@ -103,7 +115,8 @@ def _run(asm: str, _constraints: str, args: list[Any], dtype: Any, is_pure: bool
 @pytest.fixture(params=[1, 2, 3], ids=["NVIDIA", "CDNA", "RDNA"])
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(tl, "inline_asm_elementwise", _run)
-    monkeypatch.setattr(products, "instruction_set", lambda _device: request.param)
+    for module in (products, flips):
+        monkeypatch.setattr(module, "instruction_set", lambda _device: request.param)
     product = ProductTile(rows=16, outputs=32, blocks=2, split=2)
     monkeypatch.setattr(products, "choose_row", lambda *_: RowTile(outputs=8, blocks=2, split=2))
     monkeypatch.setattr(products, "choose_linear", lambda *_: product)
@@ -142,6 +155,44 @@ def test_decoded_by_its_instructions_a_product_has_the_bits_of_the_reference(
     assert torch.equal(got, wanted)
     wanted = reference.linear_grad_input(grad, unit, plain, exponent, shape, torch.float32)
     assert torch.equal(back, wanted)
+
+
+def _vote_state(pack: Callable[[Tensor], Tensor], columns: int) -> VoteState:
+    """Every accumulator with every trit, so that all four bytes of a word have all values."""
+    shape = WeightShape(3 * 4, columns, columns)
+    values = torch.arange(-128, 128, dtype=torch.int16).to(torch.int8)
+    trits = torch.arange(-1, 2, dtype=torch.int8).repeat_interleave(4)[:, None]
+    votes = torch.stack([values.roll(turn).repeat(2)[:columns] for turn in range(4)] * 3)
+    exponent = torch.zeros((12, 1), dtype=torch.int8)
+    control = torch.tensor([11, 5, 77, 0])
+    packed = pack(trits.expand(12, columns).contiguous())
+    return new_state(shape, packed, exponent, votes.clone(), "triton", control=control)
+
+
+# 300 columns are whole words of four accumulators; 299 are not.
+@interpreted
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels were not made for the interpreter")
+@pytest.mark.parametrize("columns", [300, 299])
+@pytest.mark.parametrize("instruction_set", [0, 1, 2, 3], indirect=True)
+@pytest.mark.usefixtures("instruction_set")
+def test_accumulators_in_words_flip_and_fade_as_in_the_reference(columns: int) -> None:
+    kernels = get_backend("triton").kernels
+
+    def compare(op: str, wanted_op: Callable[..., Tensor], *options: Any) -> None:
+        got = _vote_state(kernels["pack"], columns)
+        wanted = _vote_state(reference.pack, columns)
+        flipped = kernels[op](got, *options)
+        assert flipped == wanted_op(wanted, *options), (op, options)
+        assert torch.equal(got.votes, wanted.votes), (op, options)
+        trits = reference.unpack(wanted.weight, wanted.shape)
+        assert torch.equal(kernels["unpack"](got.weight, got.shape), trits), (op, options)
+
+    for threshold in (1, 32, 127):
+        for leak in (0, 1, 127, 200):
+            compare("apply_votes", reference_votes.apply_votes, threshold, leak)
+        for decay, carry in ((0, True), (256, False), (40000, True), (65535, True), (65536, False)):
+            scaled = reference_scaled_votes.apply_scaled_votes
+            compare("apply_scaled_votes", scaled, threshold, decay, carry)
 
 
 # --- the order of a thread's elements

@@ -2,8 +2,9 @@
 
 The count is of the machine code: SASS for NVIDIA's GPUs, amdgcn for AMD's. A kernel that sums has
 one large loop, whose instructions are divided by the weights that a thread decodes in one turn. The
-rest of a kernel that casts votes, and all of a kernel that flips, is divided by the elements of the
-tile that a thread has. It is a model of where time goes, not a measurement.
+rest of a kernel that casts votes is divided by the elements of the tile that a thread has. So is
+the shortest way through a kernel that flips, which is that of a tile where no accumulator crosses
+its threshold. It is a model of where time goes, not a measurement.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import triton
+from attrs import frozen
 
 from arb_ternary_triton.arguments import BLOCK, LANES
 from arb_ternary_triton.launch import Launch
 
 _SASS_LABEL: Final = re.compile(r"^(\.L\S*):")
 _SASS_LINE: Final = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
-_SASS_JUMP: Final = re.compile(r"\bBRA\b.*`\((\.L\S+?)\)")
+_SASS_JUMP: Final = re.compile(r"^(@\S+ )?BRA\b.*`\((\.L\S+?)\)")
 _MATRIX: Final = re.compile(r"MMA|v_mfma|v_wmma")
 _AMD_LABEL: Final = re.compile(r"^(\.LBB\d+_\d+):")
 _AMD_LINE: Final = re.compile(r"^\t([a-z][a-z0-9_]+\b.*)")
-_AMD_JUMP: Final = re.compile(r"^s_c?branch\S*\s+(\.LBB\d+_\d+)")
+_AMD_JUMP: Final = re.compile(r"^s_(c?)branch\S*\s+(\.LBB\d+_\d+)")
+#: The last instruction, perhaps of some threads only.
+_END: Final = re.compile(r"^(@\S+ )?EXIT\b|^s_endpgm")
 
 
 def sass_of(cubin: bytes) -> str:
@@ -37,37 +41,81 @@ def sass_of(cubin: bytes) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def code_and_loop(text: str, *, nvidia: bool) -> tuple[list[str], list[str]]:
-    """Return a kernel's instructions, and those of the loop that sums.
+@frozen
+class Jump:
+    """A jump to the instruction at ``target``; ``conditional`` if code decides whether."""
 
-    That is the shortest loop with a matrix instruction, or the longest of all if there is none. The
-    endless loop and the padding behind the end of a kernel do not count.
+    target: int
+    conditional: bool
+
+
+@frozen
+class Code:
+    """A kernel's instructions, and its jumps by the place of the instruction that jumps.
+
+    The endless loop and the padding behind the end of a kernel are left out.
     """
+
+    instructions: list[str]
+    jumps: dict[int, Jump]
+
+    def loop(self) -> int:
+        """Return how many instructions the loop that sums has, 0 if there is no loop.
+
+        That is the shortest loop with a matrix instruction, or the longest of all if there is none.
+        """
+        loops = [
+            self.instructions[jump.target : place + 1]
+            for place, jump in self.jumps.items()
+            if jump.target < place
+        ]
+        with_matrix = [turn for turn in loops if any(map(_MATRIX.search, turn))]
+        if with_matrix:
+            return min(map(len, with_matrix))
+        return max(map(len, loops), default=0)
+
+    def shortest(self) -> int:
+        """Return the instructions of the shortest way from the beginning to the end."""
+        reached = {0}
+        steps = 1
+        while not any(_END.search(self.instructions[place]) for place in reached):
+            following: set[int] = set()
+            for place in reached:
+                jump = self.jumps.get(place)
+                if "execz" in self.instructions[place]:
+                    jump = None  # taken if no thread has work
+                if jump is not None:
+                    following.add(jump.target)
+                if jump is None or jump.conditional:
+                    following.add(place + 1)
+            reached = following
+            steps += 1
+        return steps
+
+
+def parse(text: str, *, nvidia: bool) -> Code:
+    """Read machine code as text."""
     label, line, jump = (
         (_SASS_LABEL, _SASS_LINE, _SASS_JUMP) if nvidia else (_AMD_LABEL, _AMD_LINE, _AMD_JUMP)
     )
-    code: list[str] = []
+    instructions: list[str] = []
     labels: dict[str, int] = {}
-    loops: list[list[str]] = []
     for each in text.splitlines():
         if found := label.match(each):
-            labels[found[1]] = len(code)
+            labels[found[1]] = len(instructions)
             continue
         found = line.match(each)
-        if found is None or found[1] == "NOP":
-            continue
-        code.append(found[1])
-        target = jump.search(found[1])
-        if target and target[1] in labels:
-            turn = code[labels[target[1]] :]
-            if len(turn) == 1:
-                code.pop()
-            else:
-                loops.append(turn)
-    with_matrix = [turn for turn in loops if any(_MATRIX.search(each) for each in turn)]
-    if with_matrix:
-        return code, min(with_matrix, key=len)
-    return code, max(loops, key=len, default=[])
+        if found and found[1] != "NOP":
+            instructions.append(found[1])
+    jumps = {}
+    for place, instruction in enumerate(instructions):
+        found = jump.match(instruction)
+        if found:
+            jumps[place] = Jump(labels[found[2]], conditional=bool(found[1]))
+    last = len(instructions) - 1
+    if last in jumps and jumps[last].target == last:
+        del instructions[last], jumps[last]
+    return Code(instructions, jumps)
 
 
 def per_element(launch: Launch, built: Any) -> float | None:
@@ -93,11 +141,12 @@ def per_element(launch: Launch, built: Any) -> float | None:
         return None
     nvidia = "cubin" in built.asm
     text = sass_of(built.asm["cubin"]) if nvidia else built.asm["amdgcn"]
-    code, loop = code_and_loop(text, nvidia=nvidia)
-    counted = len(loop)
+    code = parse(text, nvidia=nvidia)
     if kernel == "product_votes_kernel":
-        counted = len(code) - len(loop)
+        counted = len(code.instructions) - code.loop()
     elif kernel == "flip_kernel":
-        counted = len(code)
+        counted = code.shortest()
+    else:
+        counted = code.loop()
     threads = launch.warps * built.metadata.target.warp_size
     return float(counted * threads / elements())

@@ -12,7 +12,7 @@ from arb_ternary.counters.hashing import USE_DECAY
 from arb_ternary_triton.arguments import check_mutable, check_readable, check_shape, packed_columns
 from arb_ternary_triton.floors import renew_floors
 from arb_ternary_triton.kernels.flips import flip_exponents_kernel, flip_kernel
-from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
+from arb_ternary_triton.launch import INTERPRETED, cdiv, instruction_set, launch, power_of_two_up
 from arb_ternary_triton.layout import vote_dtype, vote_size
 from arb_ternary_triton.noise import HashKeys, hash_keys
 from arb_ternary_triton.tiles import elementwise
@@ -38,7 +38,8 @@ def _flip(
     check_mutable(packed, "packed", torch.uint8, (rows, packed_columns(columns)))
     check_mutable(votes, "votes", vote_dtype(shape), vote_size(shape))
     flips = torch.zeros((), dtype=torch.int64, device=packed.device)
-    tile = elementwise(rows, columns)
+    in_words = shape.vote_bits == 8 and columns % 4 == 0 and votes.data_ptr() % 4 == 0
+    tile = elementwise(rows, columns, warps=1 if in_words else 4)
     launch(
         flip_kernel,
         (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
@@ -59,7 +60,10 @@ def _flip(
         LEAK=leak > 0,
         DECAY=decay > 0,
         BITS=shape.vote_bits,
+        WORDS=in_words,
         WIDE=keys.wide,
+        # The instructions that are used take factors below 2**16.
+        ISA=instruction_set(packed.device) if decay < 1 << 16 else 0,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         warps=tile.warps,

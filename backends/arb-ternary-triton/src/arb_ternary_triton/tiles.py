@@ -79,12 +79,15 @@ class VoteTile:
     stages: int = 2
 
 
-def elementwise(rows: int, columns: int) -> Tile:
-    """Return the tile of kernels that visit every element of a weight once."""
+def elementwise(rows: int, columns: int, warps: int = 4) -> Tile:
+    """Return the tile of kernels that visit every element of a weight once.
+
+    A warp alone needs no shared memory to find out whether its tile has anything to do.
+    """
     if INTERPRETED:
         # A program costs the same, whatever its size.
         return Tile(min(power_of_two_up(rows), 256), min(_whole_blocks(columns), 4096))
-    return Tile(16, 256)
+    return Tile(8 if warps == 1 else 16, 256, warps)
 
 
 def _shared(entry: Entry, programs: int, steps: int) -> int:

@@ -9,6 +9,8 @@ BLOCK = tl.constexpr(128)
 LANES = tl.constexpr(32)
 #: A byte of four zero trits.
 EMPTY = tl.constexpr(0x55)
+#: What the counter hash multiplies an index by.
+_STEP = tl.constexpr(0x9E3779B1)
 
 
 @triton.jit
@@ -56,7 +58,11 @@ def floor_of(x):
 @triton.jit
 def draw(index, key):
     """Return the uint32 counter hash of 32-bit indices; ``key`` is int32."""
-    x = index.to(tl.uint32) * 0x9E3779B1 + key.to(tl.uint32, bitcast=True)
+    return _mixed(index.to(tl.uint32) * _STEP + key.to(tl.uint32, bitcast=True))
+
+
+@triton.jit
+def _mixed(x):
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
@@ -75,8 +81,9 @@ def draw_at(row, column, width, key, next_key, WIDE: tl.constexpr):
         high = draw(index.to(tl.uint32), next_key)
         return tl.where(is_low, low, high)
     else:
-        index = row.to(tl.uint32) * tl.cast(width, tl.uint32) + column.to(tl.uint32)
-        return draw(index, key)
+        # Rows and columns are multiplied apart, which leaves one addition for an element.
+        start = row.to(tl.uint32) * tl.cast(width, tl.uint32) * _STEP
+        return _mixed(start + key.to(tl.uint32, bitcast=True) + column.to(tl.uint32) * _STEP)
 
 
 @triton.jit

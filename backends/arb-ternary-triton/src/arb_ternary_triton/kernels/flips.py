@@ -9,11 +9,24 @@ from arb_ternary_triton.kernels.common import (
     both,
     draw_at,
     indices,
-    load_trits,
     load_votes,
-    store_trits,
     store_votes,
     wide_indices,
+)
+from arb_ternary_triton.kernels.words import (
+    ONES,
+    at_least,
+    filled,
+    from_words,
+    in_words,
+    load_codes,
+    nearer_to_zero,
+    plus_byte_times,
+    sizes_and_signs,
+    store_codes,
+    third_bytes,
+    with_signs,
+    word_pointers,
 )
 
 
@@ -22,6 +35,58 @@ def _leaked(held, leak):
     """Return accumulators moved ``leak`` units towards zero, not past it."""
     size = tl.maximum(tl.abs(held) - leak, 0)
     return tl.where(held < 0, -size, size)
+
+
+@triton.jit
+def _flip_words(
+    packed,
+    flips,
+    size,
+    sign,
+    reached,
+    row_R,
+    first_word,
+    in_rows,
+    row_bytes,
+    threshold,
+    CARRY: tl.constexpr,
+):
+    """Flip the trits of accumulators that reached the threshold; return the sizes afterwards."""
+    word_W = first_word + tl.arange(0, size.shape[1])
+    code = load_codes(packed, row_R, word_W, in_rows, row_bytes)
+    crossed = reached >> 7
+    rising = crossed & ~sign & ~(code >> 1)
+    falling = crossed & sign & (code | (code >> 1))
+    moved = rising | falling
+    store_codes(packed, code + rising - falling, row_R, first_word, in_rows, row_bytes)
+    count = tl.sum((moved * ONES) >> 24)
+    tl.atomic_add(flips, count.to(tl.int64), mask=count > 0)
+    if CARRY:
+        theta = threshold.to(tl.uint32) * ONES
+        stuck = filled(crossed - moved)
+        half = (threshold // 2).to(tl.uint32) * ONES
+        return ((size - (theta & filled(moved))) & ~stuck) | (half & stuck)
+    else:
+        return size & ~filled(crossed)
+
+
+@triton.jit
+def _decayed(size, row_R, word_W, columns, decay, key, next_key, WIDE: tl.constexpr, ISA):
+    """Return what each of four sizes loses: ``(size * decay + (h & 0xFFFF)) >> 16``."""
+    row = row_R[:, None]
+    column = (word_W * 4)[None, :]
+    noise_0 = draw_at(row, column, columns, key, next_key, WIDE) & 0xFFFF
+    noise_1 = draw_at(row, column + 1, columns, key, next_key, WIDE) & 0xFFFF
+    noise_2 = draw_at(row, column + 2, columns, key, next_key, WIDE) & 0xFFFF
+    noise_3 = draw_at(row, column + 3, columns, key, next_key, WIDE) & 0xFFFF
+    factor = decay.to(tl.uint32)
+    return third_bytes(
+        plus_byte_times(noise_0, size, factor, 0, ISA),
+        plus_byte_times(noise_1, size, factor, 1, ISA),
+        plus_byte_times(noise_2, size, factor, 2, ISA),
+        plus_byte_times(noise_3, size, factor, 3, ISA),
+        ISA,
+    )
 
 
 @triton.jit(do_not_specialize=["threshold", "leak", "decay", "key", "next_key", "first_row"])
@@ -43,52 +108,65 @@ def flip_kernel(
     LEAK: tl.constexpr,
     DECAY: tl.constexpr,
     BITS: tl.constexpr,
+    WORDS: tl.constexpr,
     WIDE: tl.constexpr,
+    ISA: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Flip trits: ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``.
 
-    Then reset or carry the accumulators, and let them leak or decay.
+    Then reset or carry the accumulators, and let them leak or decay. ``WORDS`` says that int8
+    accumulators can be read and written four at a time.
     """
     row_R = indices(0, ROWS)
     first = tl.program_id(1) * COLUMNS
-    column_C = first + tl.arange(0, COLUMNS)
     in_rows = row_R < rows
-    inside = both(in_rows, column_C < columns)
-    held = load_votes(votes, row_R, column_C, in_rows, columns, vote_width, BITS)
-    held = tl.where(inside, held, 0)
-    crossed = (held >= threshold).to(tl.int32) - (held <= -threshold).to(tl.int32)
-    crossings_by_row = tl.sum(tl.abs(crossed), axis=1)
-    crossings = tl.sum(crossings_by_row, axis=0)
+    first_word = first // 4
+    word_W = first_word + tl.arange(0, COLUMNS // 4)
+    place = word_pointers(votes, row_R, vote_width, word_W)
+    inside = both(in_rows, word_W < vote_width // 4)
+    if WORDS:
+        word = tl.load(place, mask=inside, other=0)
+    else:
+        column_C = first + tl.arange(0, COLUMNS)
+        held = load_votes(votes, row_R, column_C, in_rows, columns, vote_width, BITS)
+        word = in_words(tl.where(both(in_rows, column_C < columns), held, 0))
+    size, sign = sizes_and_signs(word, ISA)
+    reached = at_least(size, threshold)
+    crossings = tl.max(reached)
 
     # Most tiles have no crossing: their weight is not even read.
     if crossings > 0:
-        before = load_trits(packed, row_R, column_C, in_rows, row_bytes)
-        after = tl.minimum(tl.maximum(before + crossed, -1), 1)
-        moved = after - before
-        store_trits(packed, after, row_R, first, in_rows, row_bytes)
-        flips_by_row = tl.sum(tl.abs(moved), axis=1)
-        count = tl.sum(flips_by_row, axis=0)
-        tl.atomic_add(flips, count.to(tl.int64), mask=count > 0)
-        if CARRY:
-            stuck = crossed - moved
-            is_stuck = stuck != 0
-            half = stuck * (threshold // 2)
-            held = tl.where(is_stuck, half, held - moved * threshold)
-        else:
-            held = tl.where(crossed != 0, 0, held)
+        size = _flip_words(
+            packed,
+            flips,
+            size,
+            sign,
+            reached,
+            row_R,
+            first_word,
+            in_rows,
+            row_bytes,
+            threshold,
+            CARRY,
+        )
+        word = with_signs(size, sign)
 
     if LEAK:
-        held = _leaked(held, leak)
+        bounded = tl.minimum(leak, 128)
+        more = filled(at_least(size, bounded) >> 7)
+        lost = (bounded.to(tl.uint32) * ONES & more) | (size & ~more)
+        word = nearer_to_zero(word, lost, sign)
     if DECAY:
-        row = (first_row + row_R)[:, None]
-        bits = draw_at(row, column_C[None, :], columns, key, next_key, WIDE)
-        scaled = tl.abs(held) * decay
-        noise = (bits & 0xFFFF).to(tl.int32)
-        held = _leaked(held, (scaled + noise) >> 16)
+        lost = _decayed(size, first_row + row_R, word_W, columns, decay, key, next_key, WIDE, ISA)
+        word = nearer_to_zero(word, lost, sign)
     if LEAK or DECAY or crossings > 0:
-        store_votes(votes, held, row_R, first, in_rows, columns, vote_width, BITS)
+        if WORDS:
+            tl.store(place, word, mask=inside)
+        else:
+            held = from_words(word)
+            store_votes(votes, held, row_R, first, in_rows, columns, vote_width, BITS)
 
 
 @triton.jit(do_not_specialize=["threshold", "band", "leak"])
