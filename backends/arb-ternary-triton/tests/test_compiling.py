@@ -160,8 +160,10 @@ AMDGCN = """
 def test_the_shortest_way_skips_what_a_condition_may_skip() -> None:
     code = parse(SASS, nvidia=True)
     assert len(code.instructions) == 7
-    assert code.loop() == 2
+    assert code.loop() == range(3, 5)
     assert code.shortest() == 4
+    assert code.shortest(0, 3) == 3
+    assert code.shortest(5) == 2
     # a warp without work would skip more, but does not count
     assert parse(AMDGCN, nvidia=False).shortest() == 4
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from arb_ternary.backends import reference, reference_scaled_votes, reference_votes
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.select import get_backend
-from arb_ternary.backends.vote_state import VoteState, new_state
-from arb_ternary_triton import flips, products
+from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
+from arb_ternary_triton import casting, flips, products
 from arb_ternary_triton.packing import check_packing
 from arb_ternary_triton.tiles import ProductTile, RowTile
 
@@ -76,6 +76,23 @@ def dp2a(a: Words, b: Words, acc: Words, first: int) -> Words:
     return (acc + low + high).astype(np.uint32)
 
 
+def cvt_pack(parts: list[Words]) -> Words:
+    """PTX ISA, cvt.pack.sat.s8.s32.b32 of two numbers, then of two more below the first two."""
+    clipped = [np.clip(part.view(np.int32), -128, 127).astype(np.int8) for part in parts]
+    return _words(np.stack(clipped, axis=-1).view(np.uint8))
+
+
+def cvt_rpi(x: Words) -> Words:
+    """PTX ISA, cvt.rpi.s32.f32: the next integer above; NaN becomes 0."""
+    rounded = np.ceil(np.nan_to_num(x.view(np.float32), nan=0.0).astype(np.float64))
+    return rounded.astype(np.int64).astype(np.int32).view(np.uint32)
+
+
+def mad_hi(a: Words, b: Words, c: Words) -> Words:
+    """PTX ISA, mad.hi.u32: the upper half of a product, plus c."""
+    return (a.astype(np.uint64) * b >> 32).astype(np.uint32) + c
+
+
 def signed_dot4(a: Words, b: Words, acc: Words) -> Words:
     """CDNA3 ISA, V_DOT4_I32_I8, and RDNA3 ISA, V_DOT4_I32_IU8 with both operands negated."""
     return _dot(_bytes(a).view(np.int8), _bytes(b).view(np.int8), acc)
@@ -88,6 +105,13 @@ INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "prmt.b32 $0, $1, 0, $5;": lambda a, selector: prmt(a, a * 0, selector),
     "mov.b32 $0, $1;": lambda a, _: a,
     "dp4a.u32.s32 $0, $1, $2, $3;": dp4a,
+    "dp4a.s32.s32 $0, $1, $2, $3;": lambda a, b, acc: signed_dot4(a, b, acc),
+    "abs.s32 $0, $1;": lambda a: np.abs(a.view(np.int32)).view(np.uint32),
+    "cvt.rpi.s32.f32 $0, $1;": cvt_rpi,
+    "mad.hi.u32 $0, $1, $2, $3;": mad_hi,
+    "cvt.pack.sat.s8.s32.b32 $0, $4, $3, 0; cvt.pack.sat.s8.s32.b32 $0, $2, $1, $0;": (
+        lambda *parts: cvt_pack(list(parts))
+    ),
     "dp2a.lo.u32.u32 $0, $1, $2, $3;": lambda a, b, acc: dp2a(a, b, acc, 0),
     "dp2a.hi.u32.u32 $0, $1, $2, $3;": lambda a, b, acc: dp2a(a, b, acc, 2),
     "v_perm_b32 $0, $2, $1, $3": lambda a, b, selector: v_perm_b32(b, a, selector),
@@ -96,14 +120,19 @@ INSTRUCTIONS: dict[str, Callable[..., Words]] = {
 }
 
 
+def _bits(data: npt.NDArray[Any]) -> Words:
+    """The bits of numbers of 32, or of int8, as words."""
+    return (
+        data.view(np.uint32) if data.dtype.kind == "f" else data.astype(np.int64).astype(np.uint32)
+    )
+
+
 def _run(asm: str, _constraints: str, args: list[Any], dtype: Any, is_pure: bool, pack: int) -> Any:
     """Stand in for ``tl.inline_asm_elementwise``; four elements are those of the last axis."""
     shape = np.broadcast_shapes(*(tuple(arg.shape) for arg in args))
-    words = [
-        np.broadcast_to(arg.handle.data, shape).astype(np.int32).view(np.uint32) for arg in args
-    ]
+    words = [np.broadcast_to(_bits(arg.handle.data), shape) for arg in args]
     if pack == 1:
-        found = INSTRUCTIONS[str(asm)](*words).view(np.int32)
+        found = INSTRUCTIONS[str(asm)](*words).view(np.float32 if dtype.is_floating() else np.int32)
     else:
         first = INSTRUCTIONS[str(asm)](*(word[..., 0] for word in words))
         found = _bytes(first).view(np.int8)
@@ -115,7 +144,7 @@ def _run(asm: str, _constraints: str, args: list[Any], dtype: Any, is_pure: bool
 @pytest.fixture(params=[1, 2, 3], ids=["NVIDIA", "CDNA", "RDNA"])
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(tl, "inline_asm_elementwise", _run)
-    for module in (products, flips):
+    for module in (products, flips, casting):
         monkeypatch.setattr(module, "instruction_set", lambda _device: request.param)
     product = ProductTile(rows=16, outputs=32, blocks=2, split=2)
     monkeypatch.setattr(products, "choose_row", lambda *_: RowTile(outputs=8, blocks=2, split=2))
@@ -193,6 +222,72 @@ def test_accumulators_in_words_flip_and_fade_as_in_the_reference(columns: int) -
         for decay, carry in ((0, True), (256, False), (40000, True), (65535, True), (65536, False)):
             scaled = reference_scaled_votes.apply_scaled_votes
             compare("apply_scaled_votes", scaled, threshold, decay, carry)
+
+
+def _cast_both(
+    columns: int, grad: Tensor, x: Tensor, scale: Tensor | None, **fields: Tensor
+) -> tuple[VoteState, VoteState]:
+    """Cast votes with the kernels and with the reference, from the same state."""
+    kernels = get_backend("triton").kernels
+    states = []
+    for pack in (kernels["pack"], reference.pack):
+        copies = {name: field.clone() for name, field in fields.items()}
+        states.append(_vote_state(pack, columns)._replace(**copies))
+    got, wanted = states
+    if "vote_scale" in fields:
+        kernels["cast_scaled_votes"](grad, x, scale, got)
+        reference_scaled_votes.cast_scaled_votes(grad, x, scale, wanted)
+    else:
+        kernels["cast_votes"](grad, x, scale, got)
+        reference_votes.cast_votes(grad, x, scale, wanted)
+    return got, wanted
+
+
+@interpreted
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels were not made for the interpreter")
+@pytest.mark.parametrize("columns", [300, 299])
+@pytest.mark.parametrize("instruction_set", [0, 1, 2, 3], indirect=True)
+@pytest.mark.usefixtures("instruction_set")
+def test_votes_in_words_are_those_of_the_reference(columns: int) -> None:
+    generator = torch.Generator().manual_seed(columns)
+    grad = torch.randint(-127, 128, (9, 12), dtype=torch.int8, generator=generator)
+    x = torch.randint(-127, 128, (9, columns), dtype=torch.int8, generator=generator)
+    grad[:, 4] = 0
+    scale = torch.tensor(2.0**-3)
+    size = (12 + columns,)
+
+    def compare(
+        grad: Tensor, x: Tensor, scale: Tensor | None, close: bool = False, **fields: Tensor
+    ) -> None:
+        got, wanted = _cast_both(columns, grad, x, scale, **fields)
+        assert torch.equal(got.votes, wanted.votes)
+        assert torch.equal(got.learned, wanted.learned)
+        assert torch.equal(got.stats[0], wanted.stats[0])
+        assert torch.allclose(got.stats, wanted.stats, rtol=2.0**-18)
+        if "magnitudes" in fields:
+            assert got.magnitudes is not None
+            assert wanted.magnitudes is not None
+            same = torch.allclose if close else torch.equal
+            assert same(got.magnitudes, wanted.magnitudes)
+
+    compare(grad, x, scale)
+    for limit in (1, 300, 1024, 32512):
+        # Few shifts that are all in the usual range, and many that are not.
+        for low, high in ((0, 14), (-40, 40)):
+            shifts = torch.randint(low, high, size, dtype=torch.int32, generator=generator)
+            limits = torch.tensor(VoteLimits(limit, 2))
+            compare(grad, x, scale, vote_scale=shifts, magnitudes=torch.zeros(size), limits=limits)
+        for noise_shift in (0, 5):
+            factors = 2.0 ** torch.randint(-9, 4, size, generator=generator)
+            factors[3] = torch.inf  # times 0 is NaN
+            limits = torch.tensor(VoteLimits(limit, 2, noise_shift))
+            fields = {"vote_scale": factors, "magnitudes": torch.zeros(size), "limits": limits}
+            compare(grad, x, scale, **fields)
+            # One term, so that no sum is rounded.
+            floats = grad[:1].float() / 8
+            floats[0, 7] = torch.nan
+            compare(floats, x[:1].float(), None, close=True, **fields)
+    compare(floats, x[:1].float(), None)
 
 
 # --- the order of a thread's elements

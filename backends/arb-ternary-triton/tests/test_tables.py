@@ -191,7 +191,7 @@ def test_choice_shares_sums_until_the_gpu_is_full(
     grad = tiles.choose_grad_input(16, 4096, 4096, torch.int8, False, DEVICE)
     assert grad == tiles.ProductTile(16, 128, 4, 8, 4, 3)
     assert tiles.choose_votes(2048, 4096, 4096, torch.int8, True, DEVICE) == tiles.VoteTile(
-        64, 128, 64, 8, 3
+        64, 128, 64, 4, 3
     )
     assert not on_h200.exists()
 

@@ -22,7 +22,7 @@ from arb_ternary_triton.kernels.casting import (
     settle_exponents_kernel,
     settle_sums_kernel,
 )
-from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
+from arb_ternary_triton.launch import INTERPRETED, cdiv, instruction_set, launch, power_of_two_up
 from arb_ternary_triton.layout import vote_dtype, vote_size
 from arb_ternary_triton.noise import HashKeys, hash_keys
 from arb_ternary_triton.tiles import Tile, choose_votes, elementwise
@@ -108,6 +108,7 @@ class _Cast:
         grid: tuple[int, int],
         operands: tuple[Any, ...],
         sizes: tuple[int, ...],
+        largest: int,
         **constants: Any,
     ) -> None:
         """Launch a kernel that casts.
@@ -117,9 +118,12 @@ class _Cast:
             grid: the grid that :meth:`prepare` returned.
             operands: tensors of this kernel alone.
             sizes: sizes of this kernel alone.
+            largest: largest absolute value of an integer gradient.
             constants: compile-time constants and options of this kernel alone.
         """
         shape = self.shape
+        votes = self.state.votes
+        in_words = shape.vote_bits == 8 and shape.in_features % 4 == 0
         keys = self._keys(USE_VOTE_ROUNDING, shape.out_features * shape.in_features)
         smallest = -shape.largest_vote if self.mode else shape.smallest_vote
         launch(
@@ -128,7 +132,7 @@ class _Cast:
             *operands,
             self.squares if self.scale is None else self.scale,
             self.packed,
-            self.state.votes,
+            votes,
             self.score,
             self.bad,
             self.squares,
@@ -138,7 +142,7 @@ class _Cast:
             shape.out_features,
             shape.in_features,
             self.packed.shape[1],
-            self.state.votes.shape[1],
+            votes.shape[1],
             self.units,
             self.limits.vote_limit,
             self.limits.noise_shift,
@@ -152,6 +156,9 @@ class _Cast:
             UNIT=self.unit if self.scored else 0,
             HAS_SCALE=self.scale is not None,
             WIDE=keys.wide,
+            WORDS=in_words and votes.data_ptr() % 4 == 0,
+            SHORT=self.integer and largest * max(constants["ROWS"], constants["COLUMNS"]) < 1 << 32,
+            ISA=instruction_set(votes.device),
             **constants,
         )
 
@@ -273,6 +280,7 @@ def _cast_product(
         grid,
         (grad, x),
         (terms,),
+        terms * 127**2,
         LONG=integer and terms > _INT32_TERMS,
         ROWS=tile.outputs,
         COLUMNS=tile.columns,
@@ -308,6 +316,7 @@ def _cast_lookup(
         grid,
         (grad, order, starts, distinct),
         (count,),
+        terms * 128,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         warps=tile.warps,

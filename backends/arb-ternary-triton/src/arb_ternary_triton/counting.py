@@ -1,10 +1,11 @@
 """Count the instructions that a compiled kernel spends on a weight.
 
 The count is of the machine code: SASS for NVIDIA's GPUs, amdgcn for AMD's. A kernel that sums has
-one large loop, whose instructions are divided by the weights that a thread decodes in one turn. The
-rest of a kernel that casts votes is divided by the elements of the tile that a thread has. So is
-the shortest way through a kernel that flips, which is that of a tile where no accumulator crosses
-its threshold. It is a model of where time goes, not a measurement.
+one large loop, whose instructions are divided by the weights that a thread decodes in one turn.
+Of a kernel that casts votes, it is the shortest way to that loop and from it to the end, divided by
+the elements of the tile that a thread has; so is the shortest way through a kernel that flips. That
+is the way of a tile without NaN, whose shifts are in their usual range, and where no accumulator
+crosses its threshold. It is a model of where time goes, not a measurement.
 """
 
 from __future__ import annotations
@@ -59,34 +60,42 @@ class Code:
     instructions: list[str]
     jumps: dict[int, Jump]
 
-    def loop(self) -> int:
-        """Return how many instructions the loop that sums has, 0 if there is no loop.
+    def loop(self) -> range:
+        """Return the places of the loop that sums, none if there is no loop.
 
         That is the shortest loop with a matrix instruction, or the longest of all if there is none.
         """
         loops = [
-            self.instructions[jump.target : place + 1]
+            range(jump.target, place + 1)
             for place, jump in self.jumps.items()
             if jump.target < place
         ]
-        with_matrix = [turn for turn in loops if any(map(_MATRIX.search, turn))]
+        with_matrix = [turn for turn in loops if self._multiplies(turn)]
         if with_matrix:
-            return min(map(len, with_matrix))
-        return max(map(len, loops), default=0)
+            return min(with_matrix, key=len)
+        return max(loops, key=len, default=range(0))
 
-    def shortest(self) -> int:
-        """Return the instructions of the shortest way from the beginning to the end."""
-        reached = {0}
-        steps = 1
-        while not any(_END.search(self.instructions[place]) for place in reached):
+    def _multiplies(self, places: range) -> bool:
+        return any(_MATRIX.search(self.instructions[place]) for place in places)
+
+    def shortest(self, start: int = 0, end: int | None = None) -> int:
+        """Return the instructions of the shortest way to ``end``, or to the end of the kernel.
+
+        The instruction at ``end`` is not counted, that at the end of the kernel is.
+        """
+        reached = {start}
+        steps = 0
+        while end not in reached:
             following: set[int] = set()
             for place in reached:
+                if end is None and _END.search(self.instructions[place]):
+                    return steps + 1
                 jump = self.jumps.get(place)
                 if "execz" in self.instructions[place]:
                     jump = None  # taken if no thread has work
                 if jump is not None:
                     following.add(jump.target)
-                if jump is None or jump.conditional:
+                if (jump is None or jump.conditional) and place + 1 < len(self.instructions):
                     following.add(place + 1)
             reached = following
             steps += 1
@@ -142,11 +151,11 @@ def per_element(launch: Launch, built: Any) -> float | None:
     nvidia = "cubin" in built.asm
     text = sass_of(built.asm["cubin"]) if nvidia else built.asm["amdgcn"]
     code = parse(text, nvidia=nvidia)
+    loop = code.loop()
+    counted = len(loop)
     if kernel == "product_votes_kernel":
-        counted = len(code.instructions) - code.loop()
+        counted = code.shortest(0, loop.start) + code.shortest(loop.stop)
     elif kernel == "flip_kernel":
         counted = code.shortest()
-    else:
-        counted = code.loop()
     threads = launch.warps * built.metadata.target.warp_size
     return float(counted * threads / elements())

@@ -151,13 +151,10 @@ def _votes(operands: str, rows: int, gpu: Gpu) -> Entry:
         return Entry(16, 32, 1, 4, 2, 0)
     # An AMD GPU has 64 KiB of shared memory per program, which three stages exceed.
     stages = 3 if gpu.nvidia or operands in ("int8", "shifts") else 2
-    # Shifts take 64-bit registers, so more threads share them; so do the factors of votes where the
-    # matrix instruction or the compiler leaves fewer registers.
+    # More threads share a tile where the matrix instruction or the compiler leaves fewer registers.
     few = gpu.family not in ("sm_80", "sm_90", "gfx942")
-    warps = 8 if operands == "shifts" or few else 4
-    narrow = ("sm_100", "sm_103", "sm_120", "sm_121")
-    outputs = 32 if operands == "shifts" and gpu.family in narrow else 64
-    return Entry(64 if rows > 32 else 32, outputs, 1, warps, stages, 0)
+    warps = 8 if few else 4
+    return Entry(64 if rows > 32 else 32, 64, 1, warps, stages, 0)
 
 
 def _int8_tile(kernel: str, rows: int, gpu: Gpu) -> Entry:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.decoding import NVIDIA
+from arb_ternary_triton.kernels.common import floor_of
+from arb_ternary_triton.kernels.decoding import NVIDIA, PLAIN, TRITS, dot4
 
 #: One in each byte of a word.
 ONES = tl.constexpr(0x01010101)
@@ -141,14 +142,161 @@ def _code_place(word_W):
 
 
 @triton.jit
-def load_codes(packed, row_R, word_W, in_rows, row_bytes):
-    """Load the codes of columns, four in a word; those out of range are 1."""
+def _load_nibbles(packed, row_R, word_W, in_rows, row_bytes):
+    """Load the codes of columns into the four lowest nibbles of words; out of range they are 1."""
     place_W, shift_W = _code_place(word_W)
     inside = in_rows[:, None] & (place_W < row_bytes // 4)[None, :]
     stored = tl.load(word_pointers(packed, row_R, row_bytes, place_W), mask=inside, other=_EMPTY)
-    nibbles = (stored >> shift_W.to(tl.uint32)[None, :]) & 0x3333
+    return (stored >> shift_W.to(tl.uint32)[None, :]) & 0x3333
+
+
+@triton.jit
+def laid_out_like(value, like, ISA: tl.constexpr):
+    """Return ``value``, each of its elements in the thread that has this element of ``like``.
+
+    Otherwise Triton would compute sums and votes in two layouts. The instruction costs nothing.
+    """
+    if ISA == NVIDIA and value.dtype.primitive_bitwidth == 32:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;",
+            "=r,r,r",
+            [value, like],
+            dtype=value.dtype,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return value
+
+
+@triton.jit
+def load_codes(packed, row_R, word_W, in_rows, row_bytes):
+    """Load the codes of columns, four in a word; those out of range are 1."""
+    nibbles = _load_nibbles(packed, row_R, word_W, in_rows, row_bytes)
     pairs = (nibbles | (nibbles << 8)) & 0x00FF00FF
     return (pairs | (pairs << 4)) & 0x03030303
+
+
+@triton.jit
+def load_trit_bytes(packed, row_R, word_W, in_rows, row_bytes, ISA: tl.constexpr):
+    """Load the trits of columns as int8, four in a word; those out of range are 0."""
+    nibbles = _load_nibbles(packed, row_R, word_W, in_rows, row_bytes)
+    if ISA == NVIDIA:
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, 0, $2;",
+            "=r,r,r",
+            [tl.full(nibbles.shape, TRITS, tl.uint32), nibbles],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        pairs = (nibbles | (nibbles << 8)) & 0x00FF00FF
+        code = (pairs | (pairs << 4)) & 0x03030303
+        # 0, 1 and 2 become -1, 0 and 1: the highest bit keeps a byte from borrowing.
+        return ((code | _HIGHEST) - ONES) ^ _HIGHEST
+
+
+@triton.jit
+def signed_dot(a, b, ISA: tl.constexpr):
+    """Return the int32 dot products of four signed bytes each."""
+    zero = tl.zeros(a.shape, tl.int32)
+    if ISA == NVIDIA:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [a, b, zero],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    elif ISA != PLAIN:
+        return dot4(a, b, zero, ISA)
+    else:
+        for byte in tl.static_range(4):
+            zero += signed_byte(a, byte, ISA) * signed_byte(b, byte, ISA)
+        return zero
+
+
+@triton.jit
+def signed_byte(word, BYTE: tl.constexpr, ISA: tl.constexpr):
+    """Return a byte of words as a signed number, int32."""
+    if ISA == NVIDIA:
+        return permuted(word, word, 0x8880 + 0x1111 * BYTE).to(tl.int32, bitcast=True)
+    else:
+        return (word << (24 - 8 * BYTE)).to(tl.int32, bitcast=True) >> 24
+
+
+@triton.jit
+def saturated_word(part_0, part_1, part_2, part_3, ISA: tl.constexpr):
+    """Return words of int32 numbers clipped to -128..127."""
+    if ISA == NVIDIA:
+        return tl.inline_asm_elementwise(
+            "cvt.pack.sat.s8.s32.b32 $0, $4, $3, 0; cvt.pack.sat.s8.s32.b32 $0, $2, $1, $0;",
+            "=&r,r,r,r,r",
+            [part_0, part_1, part_2, part_3],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        low = _clipped_byte(part_0) | (_clipped_byte(part_1) << 8)
+        return low | (_clipped_byte(part_2) << 16) | (_clipped_byte(part_3) << 24)
+
+
+@triton.jit
+def _clipped_byte(part):
+    return tl.minimum(tl.maximum(part, -128), 127).to(tl.uint32, bitcast=True) & 255
+
+
+@triton.jit
+def upper_bits(bits, width, addend, ISA: tl.constexpr):
+    """Return the upper bits of words, as a number below ``width``, a power of two, plus addend."""
+    if ISA == NVIDIA:
+        zero = tl.zeros(bits.shape, tl.int32)
+        return tl.inline_asm_elementwise(
+            "mad.hi.u32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [bits, zero + width, zero + addend],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        product = bits.to(tl.uint64) * width.to(tl.uint64)
+        return (product >> 32).to(tl.int32) + addend
+
+
+@triton.jit
+def absolute(x, ISA: tl.constexpr):
+    """Return the absolute values of int32 numbers, in one instruction where there is one."""
+    if ISA == NVIDIA:
+        return tl.inline_asm_elementwise(
+            "abs.s32 $0, $1;",
+            "=r,r",
+            [x],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return tl.abs(x)
+
+
+@triton.jit
+def negated_floor(x, ISA: tl.constexpr):
+    """Return ``-floor(x)`` in int32 of float32 below 2**31, and 0 of NaN."""
+    if ISA == NVIDIA:
+        return tl.inline_asm_elementwise(
+            "cvt.rpi.s32.f32 $0, $1;",
+            "=r,r",
+            [-x],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return -floor_of(tl.where(x != x, 0.0, x))
 
 
 @triton.jit
