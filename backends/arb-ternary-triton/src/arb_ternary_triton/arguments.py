@@ -41,12 +41,14 @@ def check_readable(
     if not serves(tensor):
         place = "the CPU, while TRITON_INTERPRET=1" if INTERPRETED else "a GPU"
         raise TypeError(f"{name} must be on {place}, got {tensor.device}")
-    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-    if tensor.dtype not in dtypes:
+    if tensor.dtype is not dtype and not (isinstance(dtype, tuple) and tensor.dtype in dtype):
+        dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
         names = " or ".join(map(str, dtypes))
         raise TypeError(f"{name} must be {names}, got {tensor.dtype}")
-    if tuple(tensor.shape) != size:
+    if tensor.shape != size:
         raise ValueError(f"{name} must be {list(size)}, got {list(tensor.shape)}")
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
     return tensor.resolve_neg().contiguous()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 
 import torch
 
@@ -44,6 +45,12 @@ def fixed_choices() -> bool:
     )
 
 
+@cache
+def tunes() -> bool:
+    """Return whether tile sizes are measured, as the environment said at the first call."""
+    return TUNE.flag()
+
+
 def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torch.device) -> Entry:
     """Return the entry for a call on a GPU, or for a call that is recorded for a GPU."""
     forced_entry = _forced.get()
@@ -59,7 +66,7 @@ def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torc
     bucket = bucket_of(rows, outputs, columns)
     table = user_table(gpu)
     found = table.find(kind, bucket)
-    if found is None and TUNE.flag() and not torch.cuda.is_current_stream_capturing():
+    if found is None and tunes() and not torch.cuda.is_current_stream_capturing():
         from arb_ternary_triton.tuning import tune
 
         found = tune(kind, bucket, gpu, device, table)

@@ -86,7 +86,7 @@ class _Entry:
     def serves(self, exponent: Tensor, shape: WeightShape) -> bool:
         """Return whether the floors are those of ``exponent`` as it is now."""
         same = self.exponent() is exponent and self.version == exponent._version
-        return same and self.shape == shape
+        return same and (self.shape is shape or self.shape == shape)
 
 
 _kept: OrderedDict[int, _Entry] = OrderedDict()

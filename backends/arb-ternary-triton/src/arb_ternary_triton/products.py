@@ -190,9 +190,9 @@ def linear(
         bands = _bands(floors.row_spread, columns)
         floor = floors.rows
     product = _Product(x, scale, packed, exponent, floor, bias, out, shape, bands)
-    if rows == 1 and bands == 1:
-        return _multiply_row(product).to(dtype)
-    return _multiply_rows(product).to(dtype)
+    multiply = _multiply_row if rows == 1 and bands == 1 else _multiply_rows
+    y = multiply(product)
+    return y if y.dtype is dtype else y.to(dtype)
 
 
 def _multiply_row(product: _Product) -> Tensor:
@@ -345,7 +345,8 @@ def linear_grad_input(
         warps=tile.warps,
         stages=tile.stages,
     )
-    return product.finish(parts, tile.split, 0).to(dtype)
+    back = product.finish(parts, tile.split, 0)
+    return back if back.dtype is dtype else back.to(dtype)
 
 
 def embedding(

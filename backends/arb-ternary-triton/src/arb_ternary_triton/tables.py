@@ -222,11 +222,11 @@ def _table(path: Path, release: str) -> UserTable:
 
 
 @cache
-def _table_of(gpu: Gpu, given: str) -> UserTable:
-    name = re.sub(r"[^a-z0-9]+", "-", f"{gpu.family} {gpu.name}".lower()).strip("-")
-    return _table(_folder(given) / f"{name}.json", str(triton.__version__))
-
-
 def user_table(gpu: Gpu) -> UserTable:
-    """Return the table of entries measured on a GPU with its name; one object per file."""
-    return _table_of(gpu, CACHE_HOME.read().strip())
+    """Return the table of entries measured on a GPU with its name; one object per file.
+
+    Its folder is the one that the environment named at the first call.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", f"{gpu.family} {gpu.name}".lower()).strip("-")
+    folder = _folder(CACHE_HOME.read().strip())
+    return _table(folder / f"{name}.json", str(triton.__version__))
