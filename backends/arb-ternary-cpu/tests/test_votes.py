@@ -316,6 +316,48 @@ def test_lookup_votes_are_bitwise_those_of_torch(
     torch.testing.assert_close(*layer.both("stats"), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("mode", ["sign", "factors"])
+def test_votes_of_vectors_are_bitwise_those_of_torch_for_repeated_gradients(
+    backend: KernelBackend, mode: str, bits: int
+) -> None:
+    rows = 700
+    columns = 20
+    layer = Layer(backend, WeightShape(rows, columns, 32, bits), low=-1)
+    grad = numbers(4, -9, 9, rows).float()
+    grad[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
+    if mode == "factors":
+        factors = numbers(9, 1, 3, rows + columns).float() / 7
+        layer.change(vote_scale=factors, limits=torch.tensor(VoteLimits(900, 2)))
+    scaled = "" if mode == "sign" else "scaled_"
+    lookup = layer.kernels[0][f"embedding_{scaled}votes"]
+    lookup(torch.arange(rows), grad.unsqueeze(1).repeat(1, columns), None, layer.states[0])
+    cast = layer.kernels[1]["text.cast_vectors"]
+    cast([grad, grad[:0]], [layer.states[1], Layer(backend, WeightShape(0, 8, 8, 8)).states[1]])
+    layer.check()
+    torch.testing.assert_close(*layer.both("stats"), rtol=1e-5, atol=0)
+    torch.testing.assert_close(*layer.both("magnitudes"), rtol=1e-5, atol=0)
+    assert layer.states[1].control.tolist() == [*CONTROL[:3], CONTROL[3] + 1]
+
+
+def test_values_of_vectors_are_1_plus_the_sums_of_their_rows(backend: KernelBackend) -> None:
+    states = []
+    wanted = []
+    for rows, columns in ((33, 20), (1, 4), (0, 8)):
+        state = Layer(backend, WeightShape(rows, columns, 32, 8)).states[1]
+        state = state._replace(exponent=numbers(5, -6, 2, rows, 1))
+        trits = backend.kernels["unpack"](state.weight, state.shape)
+        wanted.append(1 + (trits.double().sum(dim=1) * 2.0 ** state.exponent.double().squeeze(1)))
+        states.append(state)
+    found = backend.kernels["text.vector_values"](states)
+    for values, numbers_of_rows in zip(found, wanted, strict=True):
+        assert values.dtype is torch.float32
+        assert torch.equal(values.double(), numbers_of_rows)
+    grouped = Layer(backend, WeightShape(4, 64, 32, 8)).states[1]
+    with pytest.raises(ValueError, match="one exponent a row is needed, got 2"):
+        backend.kernels["text.vector_values"]([grouped])
+
+
 @pytest.mark.slow
 def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
     """The high half of an index is part of the hash's key; row 4095 of this table has elements on

@@ -6,7 +6,7 @@ they take is checked here, what they do is native.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,6 +19,7 @@ from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import (
     WORD,
     check_contiguous,
+    check_exponent,
     check_packed,
     check_readable,
     check_shape,
@@ -48,6 +49,7 @@ def kernels(isa: int) -> dict[str, Callable[..., object]]:
         "cast_scaled_votes": _cast_scaled_votes,
         "embedding_votes": _embedding_votes,
         "embedding_scaled_votes": _embedding_scaled_votes,
+        "text.cast_vectors": _cast_vectors,
         "apply_votes": _apply_votes,
         "apply_scaled_votes": _apply_scaled_votes,
         "apply_exponent_votes": _apply_exponent_votes,
@@ -57,7 +59,12 @@ def kernels(isa: int) -> dict[str, Callable[..., object]]:
     bound: dict[str, Callable[..., object]] = {
         op: partial(kernel, isa) for op, kernel in chosen.items()
     }
-    return {**bound, "pack_votes": _pack_votes, "unpack_votes": _unpack_votes}
+    return {
+        **bound,
+        "pack_votes": _pack_votes,
+        "unpack_votes": _unpack_votes,
+        "text.vector_values": _vector_values,
+    }
 
 
 # --- storage of accumulators
@@ -255,6 +262,43 @@ def _embedding_scaled_votes(
 ) -> None:
     scaled, _alive = _scaled(grad_MK, scale, state)
     _cast_lookup(isa, _weight(scale, state), scaled, ids_M, grad_MK, state)
+
+
+# --- vectors of trits
+
+
+def _vector_values(states: Sequence[VoteState]) -> list[Tensor]:
+    """1 plus the sum of each row, float32 ``[N]``, of weights with one exponent a row."""
+    vectors = []
+    values = []
+    for state in states:
+        shape = state.shape
+        packed = check_packed(state.weight, shape)
+        _require(shape.groups == 1, f"one exponent a row is needed, got {shape.groups}")
+        exponent = check_exponent(state.exponent, shape)
+        value = torch.empty(shape.out_features)
+        size = (shape.out_features, shape.in_features)
+        vectors.append((packed.data_ptr(), exponent.data_ptr(), *size, value.data_ptr()))
+        values.append(value)
+    _native.sum_vectors(vectors)
+    return values
+
+
+def _cast_vectors(isa: int, grads: Sequence[Tensor], states: Sequence[VoteState]) -> None:
+    """Cast the votes of vectors from the gradients of their numbers, and count the casts."""
+    vectors = []
+    alive = []
+    for grad_N, state in zip(grads, states, strict=True):
+        grad = check_readable(grad_N, "grad", torch.float32, (state.sizes[0],))
+        check_contiguous(state.control, "control", torch.int64, (4,))
+        scaled = None
+        factors = None
+        if state.vote_scale is not None:
+            scaled, factors = _scaled(grad, None, state)
+        alive.append((grad, factors))
+        weight = _weight(None, state)
+        vectors.append((weight, scaled, grad.data_ptr(), state.control.data_ptr()))
+    _native.cast_vectors(isa, vectors)
 
 
 # --- sums of a step

@@ -98,6 +98,28 @@ bool cast_lookup(int isa, int threads, const Weight& weight, const Scaled* scale
                           at<const void>(grad), tokens, threads);
 }
 
+// Vectors, each a tuple: weight, rule of scaled votes or None, gradient, control words, whose last counts the casts.
+void cast_vectors(int isa, const nb::list& vectors) {
+  for (nb::handle each : vectors) {
+    const nb::tuple vector = nb::cast<nb::tuple>(each);
+    arb::CastState state = nb::cast<const Weight&>(vector[0]).state();
+    if (!vector[1].is_none()) nb::cast<const Scaled&>(vector[1]).add_to(state);
+    arb::cast_repeated(state, kernels_of(isa), at<const float>(nb::cast<uintptr_t>(vector[2])));
+    at<int64_t>(nb::cast<uintptr_t>(vector[3]))[3] += 1;
+  }
+}
+
+// Vectors, each a tuple: packed weight, exponents, rows, columns, values.
+void sum_vectors(const nb::list& vectors) {
+  for (nb::handle each : vectors) {
+    const nb::tuple vector = nb::cast<nb::tuple>(each);
+    const auto number = [&](size_t i) { return nb::cast<int64_t>(vector[i]); };
+    const auto address = [&](size_t i) { return nb::cast<uintptr_t>(vector[i]); };
+    arb::sum_rows(at<const uint8_t>(address(0)), at<const int8_t>(address(1)), number(2), number(3),
+                  at<float>(address(4)));
+  }
+}
+
 int64_t flip_trits(int isa, int threads, int64_t rows, int64_t columns, int bits, uintptr_t packed, uintptr_t votes,
                    int threshold, int leak, uint32_t decay, bool carry, uint64_t seed, uint64_t step, uint64_t stream,
                    int64_t first_row) {
@@ -143,6 +165,8 @@ void bind_votes(nb::module_& m) {
   m.def("cast_lookup", &cast_lookup, nb::arg("isa"), nb::arg("threads"), nb::arg("weight"), nb::arg("scaled").none(),
         nb::arg("correlation"), nb::arg("steps"), nb::arg("ids"), nb::arg("grad_type"), nb::arg("grad"),
         nb::arg("tokens"));
+  m.def("cast_vectors", &cast_vectors);
+  m.def("sum_vectors", &sum_vectors);
   m.def("flip_trits", &flip_trits);
   m.def("flip_exponents", &flip_exponents);
   m.def("pack_votes", &pack_votes);

@@ -1,6 +1,7 @@
 #include "votes_lookup.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -88,6 +89,46 @@ class Summed {
   alignas(64) int32_t integers_[kTileColumns];
 };
 
+// The gradients of a row that are all the same.
+class Repeated {
+ public:
+  explicit Repeated(const float* grad) : grad_(grad) {}
+
+  const void* operator()(int64_t n, int64_t, int64_t count) {
+    // As where gradients are added to 0: that of -0 is 0.
+    std::fill(floats_, floats_ + count, 0.0f + grad_[n]);
+    std::fill(floats_ + count, floats_ + ceil_div(count, kStripColumns) * kStripColumns, 0.0f);
+    return floats_;
+  }
+
+ private:
+  const float* const grad_;
+  alignas(64) float floats_[kTileColumns];
+};
+
+// Casts the votes of the rows `row_of(u)`, 0 <= u < `distinct`. Every task makes a function of (u, first column, columns)
+// that returns the gradients of a row; those beyond the columns of the weight are 0.
+template <class RowOf, class MakeGradients>
+void cast_rows(const CastState& state, const VoteKernels& kernels, GradientType type, int64_t distinct, int64_t largest,
+               int threads, RowOf row_of, MakeGradients make_gradients) {
+  const int64_t rows_a_task = std::max(kLeastRows, ceil_div(distinct, kMostTasks));
+  const int64_t tasks = ceil_div(distinct, rows_a_task);
+  const Caster caster(state, kernels, type, distinct, tasks, largest);
+  auto task = [&](int64_t i, int) {
+    const int64_t first = i * rows_a_task, last = std::min(first + rows_a_task, distinct);
+    auto gradients = make_gradients();
+    Caster::Tile tile;
+    for (int64_t start = 0; start < state.columns; start += kTileColumns) {
+      caster.begin(tile, i, start);
+      for (int64_t u = first; u < last; ++u) caster.cast(tile, u, row_of(u), gradients(u, start, tile.columns));
+      caster.end(tile);
+    }
+    for (int64_t u = first; u < last; ++u) caster.end_row(u, row_of(u));
+  };
+  parallel_tasks(tasks, threads, task);
+  caster.finish(threads);
+}
+
 }  // namespace
 
 bool cast_lookup(const CastState& state, const VoteKernels& kernels, const int64_t* ids, Element grad_type,
@@ -97,27 +138,35 @@ bool cast_lookup(const CastState& state, const VoteKernels& kernels, const int64
   }
   if (tokens == 0 || state.columns == 0) return true;
   const Order order(ids, tokens, state.rows);
-  const int64_t distinct = order.distinct();
-  const int64_t rows_a_task = std::max(kLeastRows, ceil_div(distinct, kMostTasks));
-  const int64_t tasks = ceil_div(distinct, rows_a_task);
   const GradientType type = grad_type == Element::int8 ? GradientType::int32 : GradientType::float32;
-  const Caster caster(state, kernels, type, distinct, tasks, tokens * 128);
-  auto task = [&](int64_t i, int) {
-    const int64_t first = i * rows_a_task, last = std::min(first + rows_a_task, distinct);
-    Summed summed(grad_type, grad, state.columns);
-    Caster::Tile tile;
-    for (int64_t start = 0; start < state.columns; start += kTileColumns) {
-      caster.begin(tile, i, start);
-      for (int64_t u = first; u < last; ++u) {
-        caster.cast(tile, u, ids[order.at(order.start(u))], summed(order, u, start, tile.columns));
-      }
-      caster.end(tile);
-    }
-    for (int64_t u = first; u < last; ++u) caster.end_row(u, ids[order.at(order.start(u))]);
-  };
-  parallel_tasks(tasks, threads, task);
-  caster.finish(threads);
+  cast_rows(
+      state, kernels, type, order.distinct(), tokens * 128, threads,
+      [&](int64_t u) { return ids[order.at(order.start(u))]; },
+      [&] {
+        return [&order, summed = Summed(grad_type, grad, state.columns)](int64_t u, int64_t first,
+                                                                         int64_t count) mutable {
+          return summed(order, u, first, count);
+        };
+      });
   return true;
+}
+
+void cast_repeated(const CastState& state, const VoteKernels& kernels, const float* grad) {
+  if (state.rows == 0 || state.columns == 0) return;
+  cast_rows(
+      state, kernels, GradientType::float32, state.rows, state.rows * 128, 1, [](int64_t n) { return n; },
+      [grad] { return Repeated(grad); });
+}
+
+void sum_rows(const uint8_t* packed, const int8_t* exponent, int64_t rows, int64_t columns, float* values) {
+  for (int64_t n = 0; n < rows; ++n) {
+    int32_t sum = 0;
+    for (int64_t c = 0; c < columns; ++c) {
+      const uint8_t byte = packed[code_offset(columns, n, c) + c % 4];
+      sum += ((byte >> (c % kBlock / 4 * 2)) & 3) - 1;
+    }
+    values[n] = 1.0f + std::ldexp(static_cast<float>(sum), exponent[n]);
+  }
 }
 
 }  // namespace arb

@@ -110,6 +110,7 @@ void round(uint64_t seed) {
     std::memcpy(&word, &float_grad[i], sizeof word);
     pair_grad[i] = static_cast<uint16_t>(word >> 16);
   }
+  const auto repeated = random.numbers<float>(rows, -3, 3);
   const auto ids = random.numbers<int64_t>(tokens, 0, rows - 1);
   const auto shifts = random.numbers<int32_t>(rows + columns, random.within(-10, 4), random.within(4, 17));
   auto factors = random.numbers<float>(rows + columns, 1, 1000);
@@ -155,6 +156,9 @@ void round(uint64_t seed) {
       });
       pair.check("a lookup of floats", [&](Layer& held, const arb::VoteKernels& kernels, int threads) {
         arb::cast_lookup(held.state(rule), kernels, ids.data(), arb::Element::float32, float_x.data(), tokens, threads);
+      });
+      pair.check("a repeated gradient", [&](Layer& held, const arb::VoteKernels& kernels, int) {
+        arb::cast_repeated(held.state(rule), kernels, repeated.data());
       });
     }
     pair.check("a flip", [&](Layer& held, const arb::VoteKernels& kernels, int threads) {

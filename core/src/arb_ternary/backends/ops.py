@@ -30,13 +30,13 @@ from arb_ternary.specs import resolve
 ACTIVATION_MODES: Final = ("int8", "float")
 
 
-def _is_traced(grad: Tensor) -> bool:
-    """Return whether a tracer or a dispatch mode watches this backward.
+def is_traced(tensor: Tensor) -> bool:
+    """Return whether a tracer or a dispatch mode watches what is done with ``tensor``.
 
     A tracer such as torch.compile passes a subclass of Tensor. Each step is then an op that it
     sees. Otherwise the function of the op is called, which saves the time of the dispatcher.
     """
-    return type(grad) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
+    return type(tensor) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
 
 
 @op()
@@ -281,7 +281,7 @@ def linear_backward(
         casts: whether votes are cast.
         owns_grad: whether ``grad_MN`` may be overwritten and freed, which saves memory.
     """
-    traced = _is_traced(grad_MN)
+    traced = is_traced(grad_MN)
     quantize = quantize_gradient if traced else quantize_gradient.function
     multiply = linear_grad_input if traced else linear_grad_input.function
     integer = gradients == "int8"
@@ -386,18 +386,22 @@ def _embedding_setup(
 def _embedding_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
     if ctx.casts:
         ids, _weight = ctx.saved_tensors
-        state: VoteState = ctx.state
-        grad = grad.contiguous()
-        scale = None
-        traced = _is_traced(grad)
-        if ctx.gradients == "int8":
-            quantize = quantize_gradient if traced else quantize_gradient.function
-            grad, scale = quantize(grad, state.control, USE_EMBEDDING, state.backend)
-        if traced:
-            cast_embedding_votes(ids, grad, scale, *state)
-        else:
-            cast_embedding_votes.function(ids, grad, scale, state)
+        embedding_backward(ids, grad, ctx.state, ctx.gradients)
     return ()
+
+
+def embedding_backward(ids_M: Tensor, grad_MK: Tensor, state: VoteState, gradients: str) -> None:
+    """Cast the votes of looked-up rows from their gradient, rounded if ``gradients`` is int8."""
+    grad = grad_MK.contiguous()
+    scale = None
+    traced = is_traced(grad)
+    if gradients == "int8":
+        quantize = quantize_gradient if traced else quantize_gradient.function
+        grad, scale = quantize(grad, state.control, USE_EMBEDDING, state.backend)
+    if traced:
+        cast_embedding_votes(ids_M, grad, scale, *state)
+    else:
+        cast_embedding_votes.function(ids_M, grad, scale, state)
 
 
 embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)

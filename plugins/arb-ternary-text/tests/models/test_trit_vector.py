@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from arb_ternary.backends.select import candidates
+from arb_ternary.backends.select import candidates, use_backend
 from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models import trit_vector
 from arb_ternary_text.models.config import VECTOR_TRITS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.rms_norm import RMSNorm
@@ -175,3 +177,51 @@ def test_a_decoder_with_trit_vectors_is_pure() -> None:
 def test_invalid_vector_trits_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DecoderConfig(**options)
+
+
+def _steps(gradients: str, summed: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train a decoder whose vectors are of trits; return losses and buffers."""
+    torch.manual_seed(5)
+    vectors = {"row_scales": True, "learned_norms": True, "inner_gains": True, "vector_trits": 8}
+    with use_backend("cpu"):
+        model = Decoder(DecoderConfig(**SMALL, **vectors, gradients=gradients), 16)
+    modules = dict(ternary_modules(model))
+    modules["blocks.0.attention.norm.gains"].frozen = True
+    optimizer = ScaledVotes(modules, lr=0.4)
+    for module in modules.values():
+        module.sum_votes(summed)
+    tokens = torch.randint(0, 16, (2, 16), generator=torch.Generator().manual_seed(1))
+    losses = []
+    for _ in range(3):
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+@pytest.mark.skipif(
+    not any(each.name == "cpu" and each.usable for each in candidates()),
+    reason="the native backend is not usable here",
+)
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("gradients", ["float", "int8"])
+def test_vectors_computed_together_learn_as_those_computed_one_by_one(
+    gradients: str, summed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    values = trit_vector._Values.forward
+
+    def counted(ctx: Any, anchor: torch.Tensor, vectors: list[TritVector]) -> Any:
+        calls.append(len(vectors))
+        return values(ctx, anchor, vectors)
+
+    monkeypatch.setattr(trit_vector._Values, "forward", staticmethod(counted))
+    together = _steps(gradients, summed)
+    # Factors of six linears and three gains that are not frozen; those of final norm and head.
+    assert calls == [9, 2] * 3
+    monkeypatch.setattr(trit_vector, "_has_kernels", lambda module: False)
+    losses, buffers = _steps(gradients, summed)
+    assert together[0] == losses
+    for name, buffer in buffers.items():
+        assert torch.equal(buffer, together[1][name]), name

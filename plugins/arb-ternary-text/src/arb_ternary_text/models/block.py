@@ -12,6 +12,7 @@ from arb_ternary_text.models.decoupled_attention import DecoupledAttention
 from arb_ternary_text.models.experts import Experts
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.parts import make_zero
+from arb_ternary_text.models.trit_vector import vectors_together
 
 
 class Block(nn.Module):
@@ -39,8 +40,10 @@ class Block(nn.Module):
         self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None
     ) -> Tensor:
         """Return the residual stream after the block."""
-        x_BSD = torch.add(x_BSD, self.attention(x_BSD, positions, cache), alpha=self.residual_scale)
-        return torch.add(x_BSD, self.feed_forward(x_BSD), alpha=self.residual_scale)
+        scale = self.residual_scale
+        with vectors_together(self):
+            x_BSD = torch.add(x_BSD, self.attention(x_BSD, positions, cache), alpha=scale)
+            return torch.add(x_BSD, self.feed_forward(x_BSD), alpha=scale)
 
     def zero_residual_(self) -> None:
         """Make the block the identity: set all linears that write to the residual stream to zero.

@@ -24,6 +24,7 @@ from arb_ternary_text.models.blocked_loss import (
 )
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.trit_vector import vectors_together
 
 
 def _definer(kind: type, name: str) -> type:
@@ -93,7 +94,8 @@ class Transformer(BlockModel):
 
     def logits(self, x_BSD: Tensor) -> Tensor:
         """Apply final norm and head: ``[..., D]`` to ``[..., V]``."""
-        logits_BSV: Tensor = self.head(self.final_norm(x_BSD))
+        with vectors_together(self.final_norm, self.head):
+            logits_BSV: Tensor = self.head(self.final_norm(x_BSD))
         return logits_BSV if self._logit_scale == 1.0 else logits_BSV * self._logit_scale
 
     def computes_loss_in_blocks(self, predictions: int) -> bool:

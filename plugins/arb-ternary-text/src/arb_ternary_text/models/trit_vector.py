@@ -7,11 +7,18 @@ that a model with such vectors has no float parameter.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from arb_ternary.backends import ops
+from arb_ternary.backends.select import get_backend
+from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.ternary.module import TernaryModule, VoteOptions
 from arb_ternary_text.models.config import VECTOR_TRITS
 
@@ -56,6 +63,10 @@ class TritVector(TernaryModule):
 
     def forward(self) -> Tensor:
         """Return ``v [N]``, float32; backward casts the votes."""
+        values = _TOGETHER.get({}).pop(self, None)
+        if values is not None:
+            self.expect_votes(values)
+            return values
         rows = torch.arange(self.shape.out_features, device=self.weight.device)
         return 1 + self.look_up(rows, torch.float32).sum(dim=1)
 
@@ -63,3 +74,70 @@ class TritVector(TernaryModule):
     def values(self) -> Tensor:
         """Return ``v`` as float32 ``[N]``, without a gradient."""
         return 1 + self.dense_weight().sum(dim=1)
+
+
+class _Values(torch.autograd.Function):
+    """The numbers of several vectors of one backend as one node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, vectors: list[TritVector]) -> tuple[Tensor, ...]:
+        states = [vector.vote_state() for vector in vectors]
+        # Weights are kept so that torch notices if they change before backward.
+        ctx.save_for_backward(*(state.weight for state in states))
+        ctx.set_materialize_grads(False)
+        ctx.states = states
+        ctx.gradients = [vector.gradients for vector in vectors]
+        kernels = get_backend(states[0].backend).kernels
+        ctx.cast = kernels["text.cast_vectors"]
+        return tuple(kernels["text.vector_values"](states))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
+        _ = ctx.saved_tensors
+        plain: list[tuple[Tensor, VoteState]] = []
+        for grad_N, state, gradients in zip(grads, ctx.states, ctx.gradients, strict=True):
+            if grad_N is None:
+                continue
+            if gradients == "float" and state.sums is None:
+                plain.append((grad_N, state))
+                continue
+            rows, columns = state.sizes[:2]
+            grad_ND = grad_N.unsqueeze(1).expand(rows, columns)
+            ops.embedding_backward(torch.arange(rows), grad_ND, state, gradients)
+        ctx.cast([grad for grad, _ in plain], [state for _, state in plain])
+        return None, None
+
+
+#: Numbers that were computed together, by the vector that will ask for them.
+_TOGETHER: Final[ContextVar[dict[TritVector, Tensor]]] = ContextVar("_TOGETHER")
+
+
+@contextmanager
+def vectors_together(*modules: nn.Module) -> Iterator[None]:
+    """Compute the numbers of all vectors in ``modules`` by two calls of a kernel, there and back.
+
+    Each vector returns its number once within the ``with`` block. Nothing happens if no votes are
+    cast, in a compiled graph, and for vectors of backends without such kernels.
+    """
+    found: list[TritVector] = []
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        found = [each for top in modules for each in top.modules() if _has_kernels(each)]
+    if not found:
+        yield
+        return
+    values = _Values.apply(found[0].anchor, found)  # type: ignore[no-untyped-call]
+    token = _TOGETHER.set(dict(zip(found, values, strict=True)))
+    try:
+        yield
+    finally:
+        _TOGETHER.reset(token)
+
+
+def _has_kernels(module: nn.Module) -> bool:
+    """Return whether a module is a vector that casts votes by kernels for vectors."""
+    if type(module) is not TritVector or ops.is_traced(module.weight):
+        return False
+    if module.backend != module.chosen_backend or module.vote_anchor() is None:
+        return False
+    return "text.cast_vectors" in get_backend(module.backend).kernels
