@@ -41,6 +41,14 @@ def to_host(scalars: Iterable[Tensor]) -> list[Any]:
     return numbers
 
 
+def _count_step(controls: Sequence[Tensor]) -> None:
+    """Count a step in the control words of modules, in which no cast was made yet."""
+    words = torch.stack(list(controls))
+    words[:, STEP] += 1
+    words[:, MICRO] = 0
+    torch._foreach_copy_(list(controls), list(words.unbind()))
+
+
 class Exchange(Protocol):
     """Communication of a ternary optimizer at both ends of a step.
 
@@ -230,7 +238,7 @@ class TernaryOptimizer(Optimizer):
                     continue
                 update = self.update_of(group, module)
                 threshold = update.exponent_threshold
-                if threshold is not None:
+                if threshold is not None and module.voting_exponents() is not None:
                     leak = update.exponent_leak
                     moves.append(module.apply_exponent_votes(threshold, group["band"], leak))
                 updated.append(module)
@@ -239,9 +247,8 @@ class TernaryOptimizer(Optimizer):
                     module.apply_bias_votes(update.bias_threshold)
 
         self.exchange.gather_flips(self, flips)
+        _count_step([module.control for module in self.modules])
         for module in self.modules:
-            module.control[STEP] += 1
-            module.control[MICRO] = 0
             module.commit_votes()
             if module.sums is not None:
                 module.sums.clear()
@@ -253,8 +260,7 @@ class TernaryOptimizer(Optimizer):
 
         # A step uses up its statistics: many trainers clear gradients by ``model.zero_grad()``,
         # which does not reach them.
-        for module in self.modules:
-            module.clear_stats()
+        self._clear_stats()
         return StepOutcome(
             draws=max(draws, 1),
             grad_norm=norm,
@@ -309,8 +315,14 @@ class TernaryOptimizer(Optimizer):
         ``set_to_none`` applies to float gradients only.
         """
         unwrap(Optimizer.zero_grad)(self, set_to_none)
-        for module in self.modules:
-            module.clear_stats()
+        self._clear_stats()
+
+    def _clear_stats(self) -> None:
+        """Zero the statistics of all modules, in one call: there may be dozens of small ones."""
+        modules = self.modules
+        sums = [module.stats for module in modules]
+        sums += [module.magnitudes for module in modules if module.magnitudes is not None]
+        torch._foreach_zero_(sums)
 
     def state_dict(self) -> dict[str, Any]:
         """Return settings and counters; the votes are in the state dict of the model."""

@@ -277,7 +277,8 @@ class VoteMemory(nn.Module):
 
         With ``ahead``, also those that follow, up to the next call of this or :meth:`undo_votes`.
         """
-        self.kept_votes = {} if ahead else None
+        if ahead or self.kept_votes is not None:  # to set an attribute of a module takes long
+            self.kept_votes = {} if ahead else None
 
     @torch.no_grad()
     def undo_votes(self) -> None:

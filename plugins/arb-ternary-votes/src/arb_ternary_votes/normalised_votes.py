@@ -156,15 +156,20 @@ class NormalisedVotes(TernaryOptimizer):
     def _set_scales(self, modules: Sequence[TernaryModule], group: Mapping[str, Any]) -> None:
         """Set what the next backward pass of ``modules`` divides their gradients by."""
         quanta: dict[TernaryModule, float] = {}
+        limits: list[VoteLimits] = []
         for module in modules:
             if self._magnitudes[module].steps > 0 and group["vote_rate"] > 0:
-                quanta[module] = self._set_limits(module, group)
+                quanta[module], allowed = self._sizes(module, group)
+                limits.append(allowed.check())
                 continue
             # No votes are cast.
             assert module.vote_scale is not None
             module.vote_scale.fill_(31 if casts_integers(module) else 0)
             module.limits = module.limits._replace(vote_limit=1)
 
+        if limits:
+            rows = torch.tensor(limits).unbind()
+            torch._foreach_copy_([module.vote_limits for module in quanta], list(rows))
         for integer in (False, True):
             casting = [module for module in quanta if casts_integers(module) is integer]
             for alike in self._by_device(casting):
@@ -174,12 +179,11 @@ class NormalisedVotes(TernaryOptimizer):
                     scales = Magnitudes.all_shifts(tracked, sizes)
                 else:
                     scales = Magnitudes.all_factors(tracked, sizes)
-                for module, scale in zip(alike, scales, strict=True):
-                    assert module.vote_scale is not None
-                    module.vote_scale.copy_(scale)
+                vote_scales = [each.vote_scale for each in alike if each.vote_scale is not None]
+                torch._foreach_copy_(vote_scales, list(scales))
 
-    def _set_limits(self, module: TernaryModule, group: Mapping[str, Any]) -> float:
-        """Set the limits of a module's votes; return the quanta of one standard deviation."""
+    def _sizes(self, module: TernaryModule, group: Mapping[str, Any]) -> tuple[float, VoteLimits]:
+        """Return the quanta of one standard deviation, and the limits of a module's votes."""
         per_cast = self._quanta(group, module) / self._magnitudes[module].spread
         quanta, largest, noise_shift = self._scaling(group, module, per_cast)
         limit = max(1, min(round(256 * largest), 256 * module.shape.largest_vote))
@@ -187,8 +191,7 @@ class NormalisedVotes(TernaryOptimizer):
         # accumulator by ``exponent_rate`` of its threshold.
         score = self._exponent_quanta(group, module) * math.sqrt(module.shape.group_size)
         shift = round(math.log2(score / (group["exponent_rate"] * group["e_accum_threshold"])))
-        module.limits = VoteLimits(limit, min(31, max(0, shift)), noise_shift)
-        return quanta
+        return quanta, VoteLimits(limit, min(31, max(0, shift)), noise_shift)
 
     def _refresh_scales(self) -> None:
         """Set all scales from the state and the rates of the last step.
