@@ -359,12 +359,13 @@ def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens).view(-1, 50), tokens.view(-1))
 
 
-def test_recomputed_blocks_cast_the_same_votes() -> None:
+@pytest.mark.parametrize("vectors", [{}, VECTORS["trits"]], ids=["none", "trits"])
+def test_recomputed_blocks_cast_the_same_votes(vectors: dict[str, Any]) -> None:
     tokens = torch.randint(0, 50, (2, 16))
     found = []
     for recomputes in (False, True):
         torch.manual_seed(3)
-        model = Decoder(config(gradients="int8"), 50)
+        model = Decoder(config(gradients="int8", **vectors), 50)
         model.set_activation_checkpointing(recomputes)
         loss = loss_of(model, tokens)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -3,14 +3,21 @@
 A gain has to move in small steps. One trit with a power of two cannot do that: its next values are
 half, twice and 0. A mean of trits can, and it learns by votes like any other ternary weight, so
 that a model with such vectors has no float parameter.
+
+A backend may have kernels for several vectors at once, which have float32 gradients and no summed
+votes:
+
+* ``vector_values(states) -> values``: 1 plus the sum of each row, float32 ``[N]`` per vector.
+* ``cast_vectors(grads, states)``: the votes of :func:`~arb_ternary.backends.ops.embedding_backward`
+  for gradients ``[N]`` that repeat in all columns; it counts the casts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +94,7 @@ class _Values(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.states = states
         ctx.gradients = [vector.gradients for vector in vectors]
-        kernels = get_backend(states[0].backend).kernels
+        kernels: Mapping[str, Any] = get_backend(states[0].backend).kernels
         ctx.cast = kernels["text.cast_vectors"]
         return tuple(kernels["text.vector_values"](states))
 
@@ -123,6 +130,7 @@ def vectors_together(*modules: nn.Module) -> Iterator[None]:
     found: list[TritVector] = []
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         found = [each for top in modules for each in top.modules() if _has_kernels(each)]
+        found = [each for each in found if each.backend == found[0].backend]
     if not found:
         yield
         return
@@ -134,7 +142,7 @@ def vectors_together(*modules: nn.Module) -> Iterator[None]:
         _TOGETHER.reset(token)
 
 
-def _has_kernels(module: nn.Module) -> bool:
+def _has_kernels(module: nn.Module) -> TypeGuard[TritVector]:
     """Return whether a module is a vector that casts votes by kernels for vectors."""
     if type(module) is not TritVector or ops.is_traced(module.weight):
         return False
