@@ -42,8 +42,13 @@ MOST = {
     "linear int8, M = 64": 2.0,
     "linear int8, M = 2048": 2.7,
     "linear_grad_input int8, M = 16": 3.5,
-    # 3.5 was the goal: a tile of 64 rows takes 3.26, but then the weight is decoded twice as often
-    "linear_grad_input int8, M = 2048": 3.7,
+    "linear_grad_input int8, M = 2048": 3.5,
+    "cast_votes int8, M = 2048": 24.0,
+    "cast_votes bf16, M = 2048": 27.0,
+    # 35 was the goal of scaled votes
+    "cast_scaled_votes int8, by shifts, M = 2048": 47.0,
+    "cast_scaled_votes int8, by factors, M = 2048": 48.0,
+    "cast_scaled_votes bf16, by factors, M = 2048": 49.0,
     "apply_votes": 2.8,
     "apply_scaled_votes": 15.0,
 }

@@ -281,7 +281,9 @@ def grad_input_kernel(
     row_N = tl.arange(0, OUTPUTS)
     word_place = row_N[:, None, None] * (row_bytes // 4) + place[None, :, :]
     e_place = row_N[:, None] * groups + group_S[None, :]
-    grad_place = row_M.to(tl.int64)[:, None] * outputs + row_N[None, :]
+    # Rows outside are read as the last one, and not written: no mask of theirs is needed.
+    inner_M = tl.minimum(row_M, rows - 1).to(tl.int64)
+    grad_place = inner_M[:, None] * outputs + row_N[None, :]
 
     for first in range(split * outputs_per_split, last, OUTPUTS):
         start = tl.cast(first, tl.int64)
@@ -292,8 +294,8 @@ def grad_input_kernel(
         selectors = (word >> down) & 0x3333
         in_exponents = both(in_outputs, in_columns)
         e = tl.load(exponent + start * groups + e_place, mask=in_exponents, other=0).to(tl.int32)
-        in_grad = both(row_M < rows, in_outputs)
-        g_NM = tl.trans(tl.load(grad + start + grad_place, mask=in_grad, other=0))
+        g = tl.load(grad + start + grad_place, mask=in_outputs[None, :], other=0)
+        g_NM = tl.trans(g)
         if INT8:
             shift = tl.where(in_exponents, e - floor_S[None, :], 0)
             if transposed:
