@@ -19,8 +19,7 @@ from arb_ternary_triton.kernels.casting import (
     lookup_votes_kernel,
     product_votes_kernel,
     settle_correlation_kernel,
-    settle_exponents_kernel,
-    settle_sums_kernel,
+    settle_kernel,
 )
 from arb_ternary_triton.launch import INTERPRETED, cdiv, instruction_set, launch, power_of_two_up
 from arb_ternary_triton.layout import vote_dtype, vote_size
@@ -166,55 +165,41 @@ class _Cast:
         """Add the tiles' partial sums to statistics, magnitudes and exponent votes."""
         shape = self.shape
         state = self.state
-        state.stats[0] += self.bad
-        self._settle_sums(self.squares, state.stats[1:], row_of, square=True)
-        if self.magnitudes is not None:
-            self._settle_sums(self.sizes, self.magnitudes, row_of, square=False)
-        if state.exponent_votes is None:
-            return
-
+        scaled = self.magnitudes is not None
+        learned = state.exponent_votes
+        longest = max(self.voted_rows, shape.in_features)
+        if learned is not None:
+            longest = max(longest, self.voted_rows * shape.groups)
+        chunk = _chunk(longest)
         keys = self._keys(USE_EXPONENT_ROUNDING, shape.out_features * shape.groups)
-        count = self.voted_rows * shape.groups
-        chunk = _chunk(count)
         launch(
-            settle_exponents_kernel,
-            (cdiv(count, chunk),),
+            settle_kernel,
+            (cdiv(longest, chunk), 2 + 2 * scaled + (learned is not None)),
+            self.squares,
+            state.stats,
+            self.sizes,
+            state.stats if self.magnitudes is None else self.magnitudes,
             self.score,
-            state.exponent_votes,
+            self.score if learned is None else learned,
+            self.bad,
+            self.squares if self.scale is None else self.scale,
             self.score if row_of is None else row_of,
             self.voted_rows,
+            shape.out_features,
+            shape.in_features,
+            self.row_parts,
+            self.column_parts,
             shape.groups,
             self.units,
             self.limits.exponent_shift,
             keys.first,
             keys.second,
             INDEXED=row_of is not None,
-            SCALED=self.mode != _SIGNS,
+            HAS_SCALE=self.scale is not None,
+            SCALED=scaled,
+            EXPONENTS=learned is not None,
             WIDE=keys.wide,
             UNITS_PER_GROUP=self.units_per_group,
-            CHUNK=chunk,
-        )
-
-    def _settle_sums(
-        self, part: Tensor, target: Tensor, row_of: Tensor | None, *, square: bool
-    ) -> None:
-        longest = max(self.voted_rows, self.shape.in_features)
-        chunk = _chunk(longest)
-        launch(
-            settle_sums_kernel,
-            (cdiv(longest, chunk), 2),
-            part,
-            target,
-            part if self.scale is None else self.scale,
-            part if row_of is None else row_of,
-            self.voted_rows,
-            self.shape.out_features,
-            self.shape.in_features,
-            self.row_parts,
-            self.column_parts,
-            INDEXED=row_of is not None,
-            HAS_SCALE=self.scale is not None,
-            SQUARE=square,
             CHUNK=chunk,
         )
 

@@ -574,8 +574,9 @@ def lookup_votes_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["voted_rows"])
-def settle_sums_kernel(
+@triton.jit
+def _settle_sums(
+    of_rows,
     part,
     target,
     scale,
@@ -590,8 +591,7 @@ def settle_sums_kernel(
     SQUARE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Add partial sums, in their order, to ``target [N + K]``: rows, then columns."""
-    of_rows = tl.program_id(1) == 0
+    """Add partial sums, in their order, to ``target [N + K]``: those of rows or of columns."""
     index_C = indices(0, CHUNK)
     count = tl.where(of_rows, voted_rows, columns)
     inside = index_C < count
@@ -627,8 +627,8 @@ def _score(score, place, first_unit, inside, units, UNITS_PER_GROUP: tl.constexp
     return total
 
 
-@triton.jit(do_not_specialize=["voted_rows", "exponent_shift", "key", "next_key"])
-def settle_exponents_kernel(
+@triton.jit
+def _settle_exponents(
     score,
     exponent_votes,
     row_of,
@@ -665,6 +665,98 @@ def settle_exponents_kernel(
         held = held - ((total > 0).to(tl.int64) - (total < 0).to(tl.int64))
         held = tl.minimum(tl.maximum(held, -128), 127)
     tl.store(element, held.to(tl.int8), mask=inside)
+
+
+@triton.jit(do_not_specialize=["voted_rows", "exponent_shift", "key", "next_key"])
+def settle_kernel(
+    squares,
+    stats,
+    sizes,
+    magnitudes,
+    score,
+    exponent_votes,
+    bad,
+    scale,
+    row_of,
+    voted_rows,
+    rows,
+    columns,
+    row_parts,
+    column_parts,
+    groups,
+    units,
+    exponent_shift,
+    key,
+    next_key,
+    INDEXED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    SCALED: tl.constexpr,
+    EXPONENTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    UNITS_PER_GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Add what the tiles of a cast have left to statistics, magnitudes and exponent votes.
+
+    The second axis of the grid: squares by row and by column, the same of magnitudes with
+    ``SCALED``, and with ``EXPONENTS`` the votes for exponents, which the last index is for.
+    """
+    part = tl.program_id(1)
+    if part < 2:
+        if part + tl.program_id(0) == 0:
+            tl.store(stats, tl.load(stats) + tl.load(bad).to(tl.float32))
+        _settle_sums(
+            part == 0,
+            squares,
+            stats + 1,
+            scale,
+            row_of,
+            voted_rows,
+            rows,
+            columns,
+            row_parts,
+            column_parts,
+            INDEXED,
+            HAS_SCALE,
+            True,
+            CHUNK,
+        )
+    if SCALED:
+        if (part == 2) | (part == 3):
+            _settle_sums(
+                part == 2,
+                sizes,
+                magnitudes,
+                scale,
+                row_of,
+                voted_rows,
+                rows,
+                columns,
+                row_parts,
+                column_parts,
+                INDEXED,
+                HAS_SCALE,
+                False,
+                CHUNK,
+            )
+    if EXPONENTS:
+        if part == tl.num_programs(1) - 1:
+            _settle_exponents(
+                score,
+                exponent_votes,
+                row_of,
+                voted_rows,
+                groups,
+                units,
+                exponent_shift,
+                key,
+                next_key,
+                INDEXED,
+                SCALED,
+                WIDE,
+                UNITS_PER_GROUP,
+                CHUNK,
+            )
 
 
 @triton.jit(do_not_specialize=["voted_rows"])
