@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import torch
+import triton.language as tl
 from torch import Tensor
 
-from arb_ternary_triton.arguments import check_float
+from arb_ternary_triton.arguments import check_float, check_readable
 from arb_ternary_triton.kernels.rows import (
     largest_kernel,
+    largest_of_both_kernel,
+    quantize_both_kernel,
     quantize_gradient_kernel,
     quantize_rows_kernel,
 )
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
 from arb_ternary_triton.noise import hash_keys
+
+_KINDS: Final = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+#: Words of the counter hash: seed, step, stream, and the stream for the folded gradient.
+Words = tuple[int, int, int, int]
+#: A rounded gradient and its scale, and the same of the gradient with the scales of its rows.
+QuantizedPair = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _quantize(x_MK: Tensor, eps: float, norm: bool) -> tuple[Tensor, Tensor]:
@@ -96,3 +112,83 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
         CHUNK=chunk,
     )
     return q, scale
+
+
+def quantize_gradients(
+    grad_MN: Tensor, row_scale_M: Tensor, seed: int, step: int, stream: int, folded_stream: int
+) -> QuantizedPair:
+    """Quantise a gradient, and the same with the scales of its rows, in one pass each.
+
+    Returns:
+        What :func:`quantize_gradient` returns for ``grad``, and for ``grad * row_scale`` in the
+        dtype of the gradient, which has fewer than 2**32 elements.
+    """
+    (found,) = quantize_several([grad_MN], row_scale_M, [(seed, step, stream, folded_stream)])
+    return found
+
+
+def quantize_several(
+    grads: Sequence[Tensor], row_scale_M: Tensor, words: Sequence[Words]
+) -> list[QuantizedPair]:
+    """:func:`quantize_gradients` of one to three gradients ``[M, N_i]`` with the same rows.
+
+    Args:
+        grads: the gradients, of one dtype.
+        row_scale_M: scales of the rows, float32.
+        words: what to draw from, for each gradient.
+    """
+    count = len(grads)
+    rows = grads[0].shape[0]
+    kind = torch.float32 if grads[0].dtype is torch.float64 else grads[0].dtype
+    checked = [check_float(grad, "grad", (rows, grad.shape[1])) for grad in grads]
+    row_scale = check_readable(row_scale_M, "row_scale", torch.float32, (rows,))
+    device = row_scale.device
+    q = [torch.empty((2, *grad.shape), dtype=torch.int8, device=device) for grad in checked]
+    scales = torch.ones((count, 2), device=device)
+    largest = torch.zeros((count, 2), dtype=torch.int32, device=device)
+    # The kernels do not read a gradient, or its numbers, beyond the count.
+    padded = [*checked, *[checked[0]] * (3 - count)]
+    columns = [grad.shape[1] for grad in padded]
+    elements = 1 << 16 if INTERPRETED else 1024
+    tile_columns = min(power_of_two_up(max(columns)), elements)
+    tile_rows = min(power_of_two_up(rows), elements // tile_columns)
+    grid = (cdiv(rows, tile_rows) * cdiv(max(columns), tile_columns), count)
+    launch(
+        largest_of_both_kernel,
+        grid,
+        *padded,
+        row_scale,
+        largest,
+        rows,
+        *columns,
+        KIND=_KINDS[kind],
+        COUNT=count,
+        ROWS=tile_rows,
+        COLUMNS=tile_columns,
+    )
+    keys = [0, 0, 0]
+    folded_keys = [0, 0, 0]
+    for index, (seed, step, stream, folded_stream) in enumerate(words):
+        keys[index] = hash_keys(seed, step, stream, 1).first
+        folded_keys[index] = hash_keys(seed, step, folded_stream, 1).first
+    launch(
+        quantize_both_kernel,
+        grid,
+        *padded,
+        row_scale,
+        largest,
+        *q,
+        *[q[0]] * (3 - count),
+        scales,
+        rows,
+        *columns,
+        *keys,
+        *folded_keys,
+        KIND=_KINDS[kind],
+        COUNT=count,
+        ROWS=tile_rows,
+        COLUMNS=tile_columns,
+    )
+    return [
+        (pair[0], scale[0], pair[1], scale[1]) for pair, scale in zip(q, scales, strict=True)
+    ]

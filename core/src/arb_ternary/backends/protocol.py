@@ -43,7 +43,7 @@ OPTIONAL_OPS: Final = (
     "apply_scaled_votes",
 )
 #: Ops that do the work of several calls at once. Core makes the calls if a backend lacks them.
-COMBINED_OPS: Final = ("quantize_gradients", "add_votes")
+COMBINED_OPS: Final = ("quantize_gradients", "quantize_several", "add_votes", "apply_together")
 #: The ops of core. The name of any other op has a namespace: see :class:`KernelBackend`.
 CORE_OPS: Final = (*REQUIRED_OPS, *OPTIONAL_OPS, *COMBINED_OPS)
 

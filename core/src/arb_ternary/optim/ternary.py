@@ -17,6 +17,7 @@ from arb_ternary.counters.hashing import MICRO, STEP
 from arb_ternary.optim.protocol import StepOutcome, copied_attributes
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
+from arb_ternary.ternary.vote_calls import VoteCall, apply_calls
 
 
 def is_finite(value: Tensor | float | None) -> bool:
@@ -225,10 +226,8 @@ class TernaryOptimizer(Optimizer):
         norm = self.gradient_norm()
         draws = max((module.casts for module in self.modules), default=1)
 
-        # Exponents move first: their votes were taken on the trits before the flips.
-        updated: list[TernaryModule] = []
-        flips: list[Tensor] = []
-        moves: list[Tensor] = []
+        updates: list[tuple[TernaryModule, VoteUpdate]] = []
+        exponent_calls: list[VoteCall] = []
         for group, modules in zip(self.param_groups, self._modules, strict=True):
             # A module replaces its packed weight when it changes backend or device.
             group["params"] = [module.weight for module in modules]
@@ -237,14 +236,18 @@ class TernaryOptimizer(Optimizer):
                 if module.frozen or group["lr"] <= 0:
                     continue
                 update = self.update_of(group, module)
+                updates.append((module, update))
                 threshold = update.exponent_threshold
                 if threshold is not None and module.voting_exponents() is not None:
-                    leak = update.exponent_leak
-                    moves.append(module.apply_exponent_votes(threshold, group["band"], leak))
-                updated.append(module)
-                flips.append(module.apply_votes(update.kernel, *update.settings))
-                if isinstance(module, TernaryLinear):
-                    module.apply_bias_votes(update.bias_threshold)
+                    settings = (threshold, group["band"], update.exponent_leak)
+                    exponent_calls.append(VoteCall(module, "apply_exponent_votes", settings))
+
+        # Exponents move first: their votes were taken on the trits before the flips.
+        moves = apply_calls(exponent_calls)
+        flips = apply_calls([VoteCall(each, how.kernel, how.settings) for each, how in updates])
+        for module, update in updates:
+            if isinstance(module, TernaryLinear):
+                module.apply_bias_votes(update.bias_threshold)
 
         self.exchange.gather_flips(self, flips)
         _count_step([module.control for module in self.modules])
@@ -255,7 +258,7 @@ class TernaryOptimizer(Optimizer):
         self.updates += 1
 
         changed = to_host([*flips, *moves])
-        flipped = dict(zip(updated, changed, strict=False))
+        flipped = dict(zip((module for module, _ in updates), changed, strict=False))
         statistics = self.end_update(flipped)
 
         # A step uses up its statistics: many trainers clear gradients by ``model.zero_grad()``,

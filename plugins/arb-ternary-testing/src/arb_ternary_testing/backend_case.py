@@ -38,6 +38,9 @@ SHAPES: Final[tuple[Sizes, ...]] = (
 #: Group sizes of the format; 0 stands for one exponent per row.
 GROUP_SIZES: Final = (32, 64, 128, 256, 0)
 
+#: Rows, columns and vote bits of weights whose votes are applied in one call.
+MANY_WEIGHTS: Final = ((7, 131, 8), (1, 1, 8), (40, 640, 8), (300, 64, 4), (9, 333, 2))
+
 every_shape = pytest.mark.parametrize("sizes", SHAPES)
 every_group_size = pytest.mark.parametrize("group_size", GROUP_SIZES)
 

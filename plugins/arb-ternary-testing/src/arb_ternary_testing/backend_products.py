@@ -446,3 +446,35 @@ class ProductTests(BackendCase):
         wanted_q, wanted_scale = expected.quantize_gradient(grad, *words)
         assert float(scale) == wanted_scale
         self.assert_equal(q, wanted_q)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("scales", ["ordinary", "zero", "not finite"])
+    def test_both_roundings_of_several_gradients(self, scales: str, dtype: torch.dtype) -> None:
+        rng = np.random.default_rng(8)
+        sizes = (130, 33, 5)
+        grads = [torch.tensor(rng.standard_normal((9, size))).to(dtype) for size in sizes]
+        row_scale = torch.tensor(float32(rng.uniform(0.001, 3, 9)))
+        if scales == "zero":
+            row_scale.zero_()
+        if scales == "not finite":
+            row_scale[3] = float("inf")
+            grads[1][2, 2] = float("nan")
+        words = [(11, (5 << 20) + 2, 12345 + each, 7 - each) for each in range(len(grads))]
+        for count in (1, 2, 3):
+            found = self.run(
+                "quantize_several",
+                [grad.to(self.device) for grad in grads[:count]],
+                row_scale.to(self.device),
+                words[:count],
+            )
+            for grad, word, pair in zip(grads, words, found, strict=False):
+                seed, step, stream, folded_stream = word
+                # torch rounds the product to the dtype of the gradient.
+                folded = grad * row_scale.to(dtype)[:, None]
+                wanted = expected.quantize_gradient(grad.float().numpy(), seed, step, stream)
+                wanted_folded = expected.quantize_gradient(
+                    folded.float().numpy(), seed, step, folded_stream
+                )
+                self.assert_equal(pair[0], wanted[0])
+                self.assert_equal(pair[2], wanted_folded[0])
+                assert (float(pair[1]), float(pair[3])) == (wanted[1], wanted_folded[1])

@@ -16,6 +16,7 @@ from arb_ternary.backends.protocol import NARROW_NOISE
 from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary_testing import restatement_votes as expected
 from arb_ternary_testing.backend_case import (
+    MANY_WEIGHTS,
     SHAPES,
     BackendCase,
     Cast,
@@ -495,6 +496,30 @@ class ScaledVoteTests(BackendCase):
         assert torch.equal(weight.packed, self.pack(trits)), "padding has changed"
         stored = self.votes_in(left, bits)
         assert torch.equal(state.votes, stored), "padding of the votes has changed"
+
+    def test_scaled_crossings_of_many_weights_flip_together(self) -> None:
+        weights = [
+            self.weight(seed, rows, columns, 64, vote_bits=bits)
+            for seed, (rows, columns, bits) in enumerate(MANY_WEIGHTS)
+        ]
+        settings = [(2, 300, True), (3, 0, True), (2, 65536, False), (1, 0, False), (1, 9, True)]
+        votes = [random_int8(9, *each.trits.shape, each.shape.largest_vote) for each in weights]
+        controls = [torch.from_numpy(DRAW.control)] * len(weights)
+        states = [
+            self.state(weight, held, control=control)
+            for weight, held, control in zip(weights, votes, controls, strict=True)
+        ]
+        flips = self.run("apply_together", "apply_scaled_votes", states, settings)
+        assert flips.dtype == torch.int64
+        for weight, state, held, (threshold, decay, carry), count in zip(
+            weights, states, votes, settings, flips.tolist(), strict=True
+        ):
+            trits, left, wanted = expected.apply_scaled_votes(
+                weight.trits, held, threshold, decay, carry=carry, draw=DRAW
+            )
+            self.assert_trits(weight, trits)
+            self.assert_votes(state, left)
+            assert count == wanted
 
     @pytest.mark.parametrize("carry", [False, True])
     def test_below_the_threshold_without_decay_nothing_changes(self, carry: bool) -> None:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from arb_ternary.backends.protocol import FUSED_VOTES
 from arb_ternary_testing import restatement as expected
 from arb_ternary_testing.backend_case import (
+    MANY_WEIGHTS,
     BackendCase,
     Cast,
     Sizes,
@@ -332,6 +333,50 @@ class VoteTests(BackendCase):
         state = self.state(weight, exponent_votes=votes)
         self.run("apply_exponent_votes", state, 1, 3, 0)
         self.assert_equal(state.exponent, exponent)
+
+    # --- apply_together
+
+    def test_crossings_of_many_weights_flip_together(self) -> None:
+        sizes = [(rows, columns) for rows, columns, _ in MANY_WEIGHTS]
+        weights = [self.weight(seed, *size, 64) for seed, size in enumerate(sizes)]
+        votes = [any_int8(seed, *size) for seed, size in enumerate(sizes)]
+        states = [self.state(weight, held) for weight, held in zip(weights, votes, strict=True)]
+        settings = [(32, 0), (32, 1), (1, 5), (127, 0), (31, 1)]
+        flips = self.run("apply_together", "apply_votes", states, settings)
+        assert flips.dtype == torch.int64
+        for weight, state, held, setting, count in zip(
+            weights, states, votes, settings, flips.tolist(), strict=True
+        ):
+            trits, left, wanted = expected.apply_votes(weight.trits, held, *setting)
+            self.assert_trits(weight, trits)
+            self.assert_votes(state, left)
+            assert count == wanted
+
+    def test_exponents_of_many_weights_move_together(self) -> None:
+        sizes = [(7, 3), (1, 1), (300, 9)]
+        settings = [(4, 3, 1), (32, 1, 0), (1, 2, 5)]
+        exponents = [int8(integers(rows, rows, groups, 2)) for rows, groups in sizes]
+        votes = [any_int8(groups, rows, groups) for rows, groups in sizes]
+        origins = [filled(0, 7, 1), filled(0, 1, 1), filled(-1, 300, 9)]
+        states = [
+            self.state(
+                self.weight_of(filled(0, rows, 32 * groups), exponent, 32),
+                exponent_votes=held,
+                origin=self.tensor(origin),
+            )
+            for (rows, groups), exponent, held, origin in zip(
+                sizes, exponents, votes, origins, strict=True
+            )
+        ]
+        moves = self.run("apply_together", "apply_exponent_votes", states, settings)
+        for state, exponent, held, origin, setting, count in zip(
+            states, exponents, votes, origins, settings, moves.tolist(), strict=True
+        ):
+            centre = np.broadcast_to(origin, exponent.shape)
+            wanted, left, moved = expected.apply_exponent_votes(exponent, held, centre, *setting)
+            self.assert_equal(state.exponent, wanted)
+            self.assert_equal(state.learned, left)
+            assert count == moved
 
     # --- embedding_votes
 

@@ -8,10 +8,8 @@ import triton.language as tl
 from arb_ternary_triton.kernels.common import (
     both,
     draw_at,
-    indices,
     load_votes,
     store_votes,
-    wide_indices,
 )
 from arb_ternary_triton.kernels.words import (
     ONES,
@@ -89,8 +87,10 @@ def _decayed(size, row_R, word_W, columns, decay, key, next_key, WIDE: tl.conste
     )
 
 
-@triton.jit(do_not_specialize=["threshold", "leak", "decay", "key", "next_key", "first_row"])
-def flip_kernel(
+@triton.jit
+def _flip_tile(
+    row_tile,
+    column_tile,
     packed,
     votes,
     flips,
@@ -114,13 +114,9 @@ def flip_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Flip trits: ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``.
-
-    Then reset or carry the accumulators, and let them leak or decay. ``WORDS`` says that int8
-    accumulators can be read and written four at a time.
-    """
-    row_R = indices(0, ROWS)
-    first = tl.program_id(1) * COLUMNS
+    """Flip the trits of one tile and count them; see :func:`flip_kernel`."""
+    row_R = row_tile * ROWS + tl.arange(0, ROWS)
+    first = column_tile * COLUMNS
     in_rows = row_R < rows
     first_word = first // 4
     word_W = first_word + tl.arange(0, COLUMNS // 4)
@@ -169,6 +165,178 @@ def flip_kernel(
             store_votes(votes, held, row_R, first, in_rows, columns, vote_width, BITS)
 
 
+@triton.jit(do_not_specialize=["threshold", "leak", "decay", "key", "next_key", "first_row"])
+def flip_kernel(
+    packed,
+    votes,
+    flips,
+    rows,
+    columns,
+    row_bytes,
+    vote_width,
+    threshold,
+    leak,
+    decay,
+    key,
+    next_key,
+    first_row,
+    CARRY: tl.constexpr,
+    LEAK: tl.constexpr,
+    DECAY: tl.constexpr,
+    BITS: tl.constexpr,
+    WORDS: tl.constexpr,
+    WIDE: tl.constexpr,
+    ISA: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Flip trits: ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``.
+
+    Then reset or carry the accumulators, and let them leak or decay. ``WORDS`` says that int8
+    accumulators can be read and written four at a time.
+    """
+    _flip_tile(
+        tl.program_id(0),
+        tl.program_id(1),
+        packed,
+        votes,
+        flips,
+        rows,
+        columns,
+        row_bytes,
+        vote_width,
+        threshold,
+        leak,
+        decay,
+        key,
+        next_key,
+        first_row,
+        CARRY,
+        LEAK,
+        DECAY,
+        BITS,
+        WORDS,
+        WIDE,
+        ISA,
+        ROWS,
+        COLUMNS,
+    )
+
+
+#: Numbers per weight in the table of :func:`flip_together_kernel`, and of
+#: :func:`move_together_kernel`.
+FIELDS = tl.constexpr(14)
+
+
+@triton.jit
+def _pointer(field, ALIGNED: tl.constexpr, TYPE: tl.constexpr):
+    """Return the pointer whose address is an element of a table."""
+    pointer = tl.load(field).to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _number(field, ALIGNED: tl.constexpr):
+    """Return an element of a table as int32."""
+    number = tl.load(field).to(tl.int32)
+    if ALIGNED:
+        number = tl.multiple_of(number, 16)
+    return number
+
+
+@triton.jit
+def flip_together_kernel(
+    table,
+    weight_of,
+    flips,
+    CARRY: tl.constexpr,
+    LEAK: tl.constexpr,
+    DECAY: tl.constexpr,
+    BITS: tl.constexpr,
+    WORDS: tl.constexpr,
+    WIDE: tl.constexpr,
+    ISA: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Flip the trits of several weights as :func:`flip_kernel` does.
+
+    A program reads the arguments of its weight from ``table``, int64 ``[weights, FIELDS]``: the
+    weight's first program and its tiles in a row, then those of ``flip_kernel`` without ``flips``.
+    ``ALIGNED`` says that addresses and widths are multiples of 16.
+    """
+    program = tl.program_id(0)
+    weight = tl.load(weight_of + program)
+    field = table + weight * FIELDS
+    tile = program - tl.load(field).to(tl.int32)
+    tiles_in_row = tl.load(field + 1).to(tl.int32)
+    _flip_tile(
+        tile // tiles_in_row,
+        tile % tiles_in_row,
+        _pointer(field + 2, ALIGNED, tl.uint8),
+        _pointer(field + 3, ALIGNED, tl.int8 if BITS == 8 else tl.uint8),
+        flips + weight,
+        _number(field + 4, False),
+        _number(field + 5, ALIGNED),
+        _number(field + 6, ALIGNED),
+        _number(field + 7, ALIGNED),
+        _number(field + 8, False),
+        _number(field + 9, False),
+        _number(field + 10, False),
+        _number(field + 11, False),
+        _number(field + 12, False),
+        _number(field + 13, False),
+        CARRY,
+        LEAK,
+        DECAY,
+        BITS,
+        WORDS,
+        WIDE,
+        ISA,
+        ROWS,
+        COLUMNS,
+    )
+
+
+@triton.jit
+def _move_chunk(
+    chunk,
+    exponent,
+    exponent_votes,
+    origin,
+    moves,
+    count,
+    groups,
+    origin_row,
+    origin_column,
+    threshold,
+    band,
+    leak,
+    CHUNK: tl.constexpr,
+):
+    """Move ``CHUNK`` exponents and count them; see :func:`flip_exponents_kernel`."""
+    index_C = chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = index_C < count
+    before = tl.load(exponent + index_C, mask=inside, other=0).to(tl.int32)
+    held = tl.load(exponent_votes + index_C, mask=inside, other=0).to(tl.int32)
+    place = index_C // groups * origin_row + index_C % groups * origin_column
+    centre = tl.load(origin + place, mask=inside, other=0).to(tl.int32)
+
+    up = (held >= threshold).to(tl.int32) - (held <= -threshold).to(tl.int32)
+    after = tl.minimum(tl.maximum(before + up, centre - band), centre + band)
+    after = tl.minimum(tl.maximum(after, -126), 127)
+    tl.store(exponent + index_C, after.to(tl.int8), mask=inside)
+    held = _leaked(held - threshold * up, leak)
+    tl.store(exponent_votes + index_C, held.to(tl.int8), mask=inside)
+
+    changed = inside & (after != before)
+    moved = tl.sum(changed.to(tl.int32), axis=0)
+    tl.atomic_add(moves, moved.to(tl.int64), mask=moved > 0)
+
+
 @triton.jit(do_not_specialize=["threshold", "band", "leak"])
 def flip_exponents_kernel(
     exponent,
@@ -188,20 +356,45 @@ def flip_exponents_kernel(
 
     ``E = clip(E + up, E0 - band, E0 + band)``.
     """
-    index_C = wide_indices(0, CHUNK)
-    inside = index_C < count
-    before = tl.load(exponent + index_C, mask=inside, other=0).to(tl.int32)
-    held = tl.load(exponent_votes + index_C, mask=inside, other=0).to(tl.int32)
-    place = index_C // groups * origin_row + index_C % groups * origin_column
-    centre = tl.load(origin + place, mask=inside, other=0).to(tl.int32)
+    _move_chunk(
+        tl.program_id(0),
+        exponent,
+        exponent_votes,
+        origin,
+        moves,
+        count,
+        groups,
+        origin_row,
+        origin_column,
+        threshold,
+        band,
+        leak,
+        CHUNK,
+    )
 
-    up = (held >= threshold).to(tl.int32) - (held <= -threshold).to(tl.int32)
-    after = tl.minimum(tl.maximum(before + up, centre - band), centre + band)
-    after = tl.minimum(tl.maximum(after, -126), 127)
-    tl.store(exponent + index_C, after.to(tl.int8), mask=inside)
-    held = _leaked(held - threshold * up, leak)
-    tl.store(exponent_votes + index_C, held.to(tl.int8), mask=inside)
 
-    changed = inside & (after != before)
-    moved = tl.sum(changed.to(tl.int32), axis=0)
-    tl.atomic_add(moves, moved.to(tl.int64), mask=moved > 0)
+@triton.jit
+def move_together_kernel(table, weight_of, moves, CHUNK: tl.constexpr):
+    """Move the exponents of several weights as :func:`flip_exponents_kernel` does.
+
+    ``table``, int64 ``[weights, FIELDS]``, holds the weight's first program, then the arguments of
+    ``flip_exponents_kernel`` without ``moves``.
+    """
+    program = tl.program_id(0)
+    weight = tl.load(weight_of + program)
+    field = table + weight * FIELDS
+    _move_chunk(
+        program - tl.load(field).to(tl.int32),
+        _pointer(field + 1, False, tl.int8),
+        _pointer(field + 2, False, tl.int8),
+        _pointer(field + 3, False, tl.int8),
+        moves + weight,
+        tl.load(field + 4),
+        _number(field + 5, False),
+        _number(field + 6, False),
+        _number(field + 7, False),
+        _number(field + 8, False),
+        _number(field + 9, False),
+        _number(field + 10, False),
+        CHUNK,
+    )
