@@ -71,10 +71,10 @@ def _options(launch: Launch) -> tuple[str, tuple[tuple[str, Any], ...]]:
     return launch.kernel.__name__, tuple(sorted(asked))
 
 
-def _model(gradients: str, scale_rule: str) -> torch.nn.Module:
+def _model(gradients: str, scale_rule: str, layers: int = 1) -> torch.nn.Module:
     config = DecoderConfig(
         width=128,
-        layers=1,
+        layers=layers,
         heads=4,
         feed_forward=256,
         architecture="qwen3",
@@ -131,7 +131,39 @@ def test_a_step_launches_what_the_lane_compiles_and_nothing_else() -> None:
         "grad_input_kernel",
         "product_votes_kernel",
         "lookup_votes_kernel",
-        "flip_kernel",
-        "flip_exponents_kernel",
+        "quantize_both_kernel",
+        "settle_kernel",
+        "flip_together_kernel",
+        "move_together_kernel",
     }
     assert launched.keys() - compiled == set()
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter")
+@pytest.mark.parametrize(
+    ("gradients", "rule", "most"),
+    [
+        ("float", "frozen", 73),
+        # A gradient is read twice before it is rounded: for its largest element, and to round it.
+        ("int8", "frozen", 93),
+        ("int8", "residual", 94),
+    ],
+)
+def test_a_step_of_sixteen_matrices_takes_few_launches(
+    gradients: str, rule: str, most: int
+) -> None:
+    with use_backend("triton"), recording(KNOWN["sm_90"]) as launches:
+        model = _model(gradients, rule, layers=2)
+        seed_votes(model, 7)
+        modules = dict(ternary_modules(model))
+        assert len(modules) == 16
+        optimizer: TernaryOptimizer = SignVotes(modules)
+        if rule == "frozen":
+            optimizer = ScaledVotes(modules, lr=0.1)
+        launches.clear()
+        ids = torch.randint(0, 256, (8, 128))  # so many rows that no sum is split
+        logits = model(ids)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.view(-1))
+        assert ternary_update(model, optimizer, loss).stepped
+    assert len(launches) <= most

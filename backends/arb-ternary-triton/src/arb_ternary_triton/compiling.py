@@ -312,11 +312,15 @@ def _every_flip(shape: WeightShape) -> Call:
     """Return calls that apply votes with and without leak, carry and decay."""
 
     def run() -> None:
+        states = [_state(shape)] * 2
         for leak in (0, 1):
-            flips.apply_votes(_state(shape), 32, leak)
+            flips.apply_votes(states[0], 32, leak)
+            flips.apply_together("apply_votes", states, [(32, leak)] * 2)
         for carry in (False, True):
             for decay in (0, 256):
-                flips.apply_scaled_votes(_state(shape), 32, decay, carry)
+                flips.apply_scaled_votes(states[0], 32, decay, carry)
+                flips.apply_together("apply_scaled_votes", states, [(32, decay, carry)] * 2)
+        flips.apply_together("apply_exponent_votes", states, [(32, 2, 1)] * 2)
 
     return run
 
@@ -329,6 +333,8 @@ def _every_row() -> None:
             rows.quantize_rows(x)
             rows.rms_norm_quantize(x, 1e-6)
             rows.quantize_gradient(x, 1, 2, 3)
+            for count in (1, 2, 3):
+                rows.quantize_several([x] * count, torch.ones(64), [(1, 2, 3, 4)] * count)
 
 
 def lane() -> dict[str, Call]:
@@ -339,6 +345,8 @@ def lane() -> dict[str, Call]:
     accumulator.
     """
     calls = {**CASES, **OTHERS, "flips": _every_flip(_SHAPE), "rows": _every_row}
+    for columns in (_SIZE - 1, _SIZE - 4):
+        calls[f"flips, {columns} columns"] = _every_flip(WeightShape(_SIZE, columns, 32))
     for group in (32, _SIZE):
         shape = WeightShape(_SIZE, _SIZE, group)
         for dtype in (_INT8, _BF16, torch.float16, torch.float32):

@@ -217,7 +217,10 @@ def apply_together(
     if op == "apply_votes":
         flips = [_Flip(state, threshold, leak=leak) for state, (threshold, leak) in calls]
     else:
-        flips = [_scaled_flip(state, *arguments) for state, arguments in calls]
+        flips = [
+            _scaled_flip(state, threshold, decay, bool(carry))
+            for state, (threshold, decay, carry) in calls
+        ]
     alike: dict[tuple[Any, ...], list[int]] = {}
     for index, flip in enumerate(flips):
         alike.setdefault((*flip.options.items(), flip.aligned), []).append(index)
@@ -251,8 +254,8 @@ def _flip_together(flips: Sequence[_Flip]) -> Tensor:
     rows = max(shape.out_features for shape in shapes)
     columns = max(shape.in_features for shape in shapes)
     tile = elementwise(rows, columns, warps=flips[0].warps)
-    records = []
-    programs = []
+    records: list[tuple[int, ...]] = []
+    programs: list[int] = []
     for flip in flips:
         row_tiles = cdiv(flip.state.shape.out_features, tile.rows)
         column_tiles = cdiv(flip.state.shape.in_features, tile.columns)
@@ -282,8 +285,8 @@ def _move_together(
     device = moves.device
     chunk = _chunk(max(state.exponent.numel() for state in states))
     kept = []
-    records = []
-    programs = []
+    records: list[tuple[int, ...]] = []
+    programs: list[int] = []
     for state, (threshold, band, leak) in zip(states, settings, strict=True):
         tensors = _exponents_of(state)
         exponent, _, origin = tensors

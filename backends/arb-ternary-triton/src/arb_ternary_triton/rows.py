@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from arb_ternary_triton.arguments import check_float, check_readable
@@ -20,11 +18,6 @@ from arb_ternary_triton.kernels.rows import (
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
 from arb_ternary_triton.noise import hash_keys
 
-_KINDS: Final = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
 #: Words of the counter hash: seed, step, stream, and the stream for the folded gradient.
 Words = tuple[int, int, int, int]
 #: A rounded gradient and its scale, and the same of the gradient with the scales of its rows.
@@ -139,7 +132,7 @@ def quantize_several(
     """
     count = len(grads)
     rows = grads[0].shape[0]
-    kind = torch.float32 if grads[0].dtype is torch.float64 else grads[0].dtype
+    is_bfloat16 = grads[0].dtype is torch.bfloat16
     checked = [check_float(grad, "grad", (rows, grad.shape[1])) for grad in grads]
     row_scale = check_readable(row_scale_M, "row_scale", torch.float32, (rows,))
     device = row_scale.device
@@ -161,8 +154,7 @@ def quantize_several(
         largest,
         rows,
         *columns,
-        KIND=_KINDS[kind],
-        COUNT=count,
+        BFLOAT16=is_bfloat16,
         ROWS=tile_rows,
         COLUMNS=tile_columns,
     )
@@ -184,11 +176,8 @@ def quantize_several(
         *columns,
         *keys,
         *folded_keys,
-        KIND=_KINDS[kind],
-        COUNT=count,
+        BFLOAT16=is_bfloat16,
         ROWS=tile_rows,
         COLUMNS=tile_columns,
     )
-    return [
-        (pair[0], scale[0], pair[1], scale[1]) for pair, scale in zip(q, scales, strict=True)
-    ]
+    return [(pair[0], scale[0], pair[1], scale[1]) for pair, scale in zip(q, scales, strict=True)]

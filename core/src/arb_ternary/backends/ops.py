@@ -28,6 +28,9 @@ from arb_ternary.counters.hashing import MICRO, USE_EMBEDDING, USE_GRAD_INPUT, U
 from arb_ternary.specs import resolve
 
 ACTIVATION_MODES: Final = ("int8", "float")
+#: A gradient rounded for the gradient of the rows, and its scale; the same rounded for votes, with
+#: the scales of the rows.
+QuantizedPair = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def is_traced(tensor: Tensor) -> bool:
@@ -264,6 +267,7 @@ def linear_backward(
     needs_input: bool,
     casts: bool,
     owns_grad: bool = False,
+    both: QuantizedPair | None = None,
 ) -> Tensor | None:
     """Cast the votes of a product with a ternary weight; return the gradient of its rows.
 
@@ -280,6 +284,8 @@ def linear_backward(
         needs_input: whether the gradient of the rows is needed; if not, the result is None.
         casts: whether votes are cast.
         owns_grad: whether ``grad_MN`` may be overwritten and freed, which saves memory.
+        both: the gradient rounded for rows and for votes, if the caller has done so; see
+            :func:`quantize_related`.
     """
     traced = is_traced(grad_MN)
     quantize = quantize_gradient if traced else quantize_gradient.function
@@ -287,8 +293,8 @@ def linear_backward(
     integer = gradients == "int8"
     grad_MN = grad_MN.contiguous()
 
-    both = None
-    if integer and needs_input and casts and scale_M is not None and not (traced or owns_grad):
+    wants_both = integer and needs_input and casts and scale_M is not None
+    if wants_both and scale_M is not None and both is None and not (traced or owns_grad):
         both = _quantize_both(grad_MN, scale_M, state)
 
     grad_x = None
@@ -324,9 +330,7 @@ def linear_backward(
     return grad_x
 
 
-def _quantize_both(
-    grad_MN: Tensor, scale_M: Tensor, state: VoteState
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+def _quantize_both(grad_MN: Tensor, scale_M: Tensor, state: VoteState) -> QuantizedPair | None:
     """Quantise a gradient for rows and for votes at once, if the backend has a kernel for that.
 
     The kernel indexes elements in 32 bits.
@@ -335,9 +339,25 @@ def _quantize_both(
     if kernel_of_both is None or grad_MN.numel() >= 1 << 32:
         return None
     seed, step, stream = state.draw()
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = kernel_of_both(
+    found: QuantizedPair = kernel_of_both(
         grad_MN, scale_M, seed, step, stream + USE_GRAD_INPUT, stream + USE_VOTES
     )
+    return found
+
+
+def quantize_related(
+    grads: Sequence[Tensor], scale_M: Tensor, states: Sequence[VoteState]
+) -> list[QuantizedPair]:
+    """Quantise the gradients ``[M, N_i]`` of products of the same rows, in one call.
+
+    The backend of the states has the kernel ``quantize_several``.
+    """
+    words = []
+    for state in states:
+        seed, step, stream = state.draw()
+        words.append((seed, step, stream + USE_GRAD_INPUT, stream + USE_VOTES))
+    several: Any = get_backend(states[0].backend).kernels["quantize_several"]
+    found: list[QuantizedPair] = several(grads, scale_M, words)
     return found
 
 

@@ -42,7 +42,10 @@ OPTIONAL_OPS: Final = (
     "embedding_scaled_votes",
     "apply_scaled_votes",
 )
-#: Ops that do the work of several calls at once. Core makes the calls if a backend lacks them.
+#: Ops that do the work of several calls at once. The calls are made if a backend lacks them.
+#: ``quantize_gradients`` and ``quantize_several`` round one gradient or several for rows and votes
+#: (``ops.quantize_related``), ``add_votes`` adds sums of votes to accumulators, ``apply_together``
+#: applies the votes of many modules (``arb_ternary.ternary.vote_calls``).
 COMBINED_OPS: Final = ("quantize_gradients", "quantize_several", "add_votes", "apply_together")
 #: The ops of core. The name of any other op has a namespace: see :class:`KernelBackend`.
 CORE_OPS: Final = (*REQUIRED_OPS, *OPTIONAL_OPS, *COMBINED_OPS)

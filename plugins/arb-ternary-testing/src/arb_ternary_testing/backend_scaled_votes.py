@@ -498,28 +498,32 @@ class ScaledVoteTests(BackendCase):
         assert torch.equal(state.votes, stored), "padding of the votes has changed"
 
     def test_scaled_crossings_of_many_weights_flip_together(self) -> None:
-        weights = [
-            self.weight(seed, rows, columns, 64, vote_bits=bits)
-            for seed, (rows, columns, bits) in enumerate(MANY_WEIGHTS)
-        ]
         settings = [(2, 300, True), (3, 0, True), (2, 65536, False), (1, 0, False), (1, 9, True)]
-        votes = [random_int8(9, *each.trits.shape, each.shape.largest_vote) for each in weights]
-        controls = [torch.from_numpy(DRAW.control)] * len(weights)
-        states = [
-            self.state(weight, held, control=control)
-            for weight, held, control in zip(weights, votes, controls, strict=True)
-        ]
+        weights = []
+        votes = []
+        states = []
+        for rows, columns, bits in MANY_WEIGHTS:
+            weight = self.weight(rows, rows, columns, 64, vote_bits=bits)
+            held = random_int8(columns, rows, columns, weight.shape.largest_vote)
+            weights.append(weight)
+            votes.append(held)
+            states.append(self.state(weight, held, control=torch.from_numpy(DRAW.control)))
+
         flips = self.run("apply_together", "apply_scaled_votes", states, settings)
+
         assert flips.dtype == torch.int64
-        for weight, state, held, (threshold, decay, carry), count in zip(
-            weights, states, votes, settings, flips.tolist(), strict=True
-        ):
-            trits, left, wanted = expected.apply_scaled_votes(
-                weight.trits, held, threshold, decay, carry=carry, draw=DRAW
+        for index, (threshold, decay, carry) in enumerate(settings):
+            trits, left, count = expected.apply_scaled_votes(
+                weights[index].trits,
+                votes[index],
+                threshold,
+                decay,
+                carry=carry,
+                draw=DRAW,
             )
-            self.assert_trits(weight, trits)
-            self.assert_votes(state, left)
-            assert count == wanted
+            self.assert_trits(weights[index], trits)
+            self.assert_votes(states[index], left)
+            assert int(flips[index]) == count
 
     @pytest.mark.parametrize("carry", [False, True])
     def test_below_the_threshold_without_decay_nothing_changes(self, carry: bool) -> None:

@@ -337,46 +337,61 @@ class VoteTests(BackendCase):
     # --- apply_together
 
     def test_crossings_of_many_weights_flip_together(self) -> None:
-        sizes = [(rows, columns) for rows, columns, _ in MANY_WEIGHTS]
-        weights = [self.weight(seed, *size, 64) for seed, size in enumerate(sizes)]
-        votes = [any_int8(seed, *size) for seed, size in enumerate(sizes)]
-        states = [self.state(weight, held) for weight, held in zip(weights, votes, strict=True)]
         settings = [(32, 0), (32, 1), (1, 5), (127, 0), (31, 1)]
+        weights = []
+        votes = []
+        states = []
+        for rows, columns, _ in MANY_WEIGHTS:
+            weight = self.weight(rows, rows, columns, 64)
+            held = any_int8(columns, rows, columns)
+            weights.append(weight)
+            votes.append(held)
+            states.append(self.state(weight, held))
+
         flips = self.run("apply_together", "apply_votes", states, settings)
+
         assert flips.dtype == torch.int64
-        for weight, state, held, setting, count in zip(
-            weights, states, votes, settings, flips.tolist(), strict=True
-        ):
-            trits, left, wanted = expected.apply_votes(weight.trits, held, *setting)
-            self.assert_trits(weight, trits)
-            self.assert_votes(state, left)
-            assert count == wanted
+        for index, (threshold, leak) in enumerate(settings):
+            trits, left, count = expected.apply_votes(
+                weights[index].trits,
+                votes[index],
+                threshold,
+                leak,
+            )
+            self.assert_trits(weights[index], trits)
+            self.assert_votes(states[index], left)
+            assert int(flips[index]) == count
 
     def test_exponents_of_many_weights_move_together(self) -> None:
-        sizes = [(7, 3), (1, 1), (300, 9)]
         settings = [(4, 3, 1), (32, 1, 0), (1, 2, 5)]
-        exponents = [int8(integers(rows, rows, groups, 2)) for rows, groups in sizes]
-        votes = [any_int8(groups, rows, groups) for rows, groups in sizes]
         origins = [filled(0, 7, 1), filled(0, 1, 1), filled(-1, 300, 9)]
-        states = [
-            self.state(
-                self.weight_of(filled(0, rows, 32 * groups), exponent, 32),
-                exponent_votes=held,
-                origin=self.tensor(origin),
+        exponents = []
+        votes = []
+        states = []
+        for rows, groups, origin in zip((7, 1, 300), (3, 1, 9), origins, strict=True):
+            exponent = int8(integers(rows, rows, groups, 2))
+            held = any_int8(groups, rows, groups)
+            weight = self.weight_of(filled(0, rows, 32 * groups), exponent, 32)
+            exponents.append(exponent)
+            votes.append(held)
+            states.append(
+                self.state(weight, exponent_votes=held, origin=self.tensor(origin)),
             )
-            for (rows, groups), exponent, held, origin in zip(
-                sizes, exponents, votes, origins, strict=True
-            )
-        ]
+
         moves = self.run("apply_together", "apply_exponent_votes", states, settings)
-        for state, exponent, held, origin, setting, count in zip(
-            states, exponents, votes, origins, settings, moves.tolist(), strict=True
-        ):
-            centre = np.broadcast_to(origin, exponent.shape)
-            wanted, left, moved = expected.apply_exponent_votes(exponent, held, centre, *setting)
-            self.assert_equal(state.exponent, wanted)
-            self.assert_equal(state.learned, left)
-            assert count == moved
+
+        for index, (threshold, band, leak) in enumerate(settings):
+            wanted, left, count = expected.apply_exponent_votes(
+                exponents[index],
+                votes[index],
+                np.broadcast_to(origins[index], exponents[index].shape),
+                threshold,
+                band,
+                leak,
+            )
+            self.assert_equal(states[index].exponent, wanted)
+            self.assert_equal(states[index].learned, left)
+            assert int(moves[index]) == count
 
     # --- embedding_votes
 

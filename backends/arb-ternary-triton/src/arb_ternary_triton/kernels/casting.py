@@ -721,7 +721,7 @@ def settle_kernel(
             True,
             CHUNK,
         )
-    if SCALED:
+    if SCALED:  # noqa: SIM102, decided by the compiler
         if (part == 2) | (part == 3):
             _settle_sums(
                 part == 2,
@@ -739,7 +739,7 @@ def settle_kernel(
                 False,
                 CHUNK,
             )
-    if EXPONENTS:
+    if EXPONENTS:  # noqa: SIM102, decided by the compiler
         if part == tl.num_programs(1) - 1:
             _settle_exponents(
                 score,

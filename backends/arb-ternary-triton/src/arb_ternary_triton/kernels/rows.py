@@ -164,21 +164,6 @@ def quantize_gradient_kernel(
 
 
 @triton.jit
-def _folded(value_C, scale_C, KIND: tl.constexpr):
-    """Return ``value * scale`` rounded to the dtype of the gradient, as float32.
-
-    ``KIND`` is the dtype. The interpreter would truncate to bfloat16, so that is rounded by hand.
-    """
-    if KIND == tl.bfloat16:
-        scale_C = _to_bfloat16(scale_C)
-        product_C = _to_bfloat16(value_C * scale_C)
-    else:
-        scale_C = scale_C.to(KIND).to(tl.float32)
-        product_C = (value_C * scale_C).to(KIND).to(tl.float32)
-    return product_C
-
-
-@triton.jit
 def _to_bfloat16(value):
     """Round float32 to the nearest bfloat16, ties to even; the result is float32."""
     bits = value.to(tl.uint32, bitcast=True)
@@ -197,14 +182,21 @@ def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _load_both(
-    grad, row_scale, row_R, column_C, inside_RC, rows, columns, KIND: tl.constexpr
-):
-    """Load a tile of a gradient; return it and the same with the scales of its rows, float32."""
+def _load_both(grad, row_scale, row_R, column_C, inside_RC, rows, columns, BFLOAT16: tl.constexpr):
+    """Load a tile of a gradient; return it and the same with the scales of its rows, float32.
+
+    The product with a scale is rounded to the dtype of the gradient. With ``BFLOAT16`` that is done
+    by hand, because the interpreter would truncate.
+    """
     place_RC = grad + flat_index(row_R, columns, column_C)
     value_RC = tl.load(place_RC, mask=inside_RC, other=0.0).to(tl.float32)
     scale_R = tl.load(row_scale + row_R, mask=row_R < rows, other=0.0)
-    return value_RC, _folded(value_RC, scale_R[:, None], KIND)
+    if BFLOAT16:
+        scale_R = _to_bfloat16(scale_R)
+        return value_RC, _to_bfloat16(value_RC * scale_R[:, None])
+    kind: tl.constexpr = grad.dtype.element_ty
+    scale_R = scale_R.to(kind).to(tl.float32)
+    return value_RC, (value_RC * scale_R[:, None]).to(kind).to(tl.float32)
 
 
 @triton.jit
@@ -214,13 +206,13 @@ def _largest_of_both(
     largest,
     rows,
     columns,
-    KIND: tl.constexpr,
+    BFLOAT16: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row_R, column_C, inside_RC = _tile(rows, columns, ROWS, COLUMNS)
     value_RC, folded_RC = _load_both(
-        grad, row_scale, row_R, column_C, inside_RC, rows, columns, KIND
+        grad, row_scale, row_R, column_C, inside_RC, rows, columns, BFLOAT16
     )
     tl.atomic_max(largest, _find_largest(tl.reshape(value_RC, (ROWS * COLUMNS,))))
     folded_C = tl.reshape(tl.where(inside_RC, folded_RC, 0.0), (ROWS * COLUMNS,))
@@ -238,24 +230,25 @@ def largest_of_both_kernel(
     first_columns,
     second_columns,
     third_columns,
-    KIND: tl.constexpr,
-    COUNT: tl.constexpr,
+    BFLOAT16: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Find the bits of ``max|g|`` of one to three gradients, and with the scales of their rows.
 
-    ``largest`` is ``[COUNT, 2]``. The second axis of the grid is the gradient.
+    ``largest`` is ``[count, 2]``. The second axis of the grid is the gradient.
     """
     which = tl.program_id(1)
     if which == 0:
-        _largest_of_both(first, row_scale, largest, rows, first_columns, KIND, ROWS, COLUMNS)
-    if COUNT > 1:
-        if which == 1:
-            _largest_of_both(second, row_scale, largest + 2, rows, second_columns, KIND, ROWS, COLUMNS)
-    if COUNT > 2:
-        if which == 2:
-            _largest_of_both(third, row_scale, largest + 4, rows, third_columns, KIND, ROWS, COLUMNS)
+        _largest_of_both(first, row_scale, largest, rows, first_columns, BFLOAT16, ROWS, COLUMNS)
+    if which == 1:
+        _largest_of_both(
+            second, row_scale, largest + 2, rows, second_columns, BFLOAT16, ROWS, COLUMNS
+        )
+    if which == 2:
+        _largest_of_both(
+            third, row_scale, largest + 4, rows, third_columns, BFLOAT16, ROWS, COLUMNS
+        )
 
 
 @triton.jit
@@ -269,7 +262,7 @@ def _quantize_both(
     columns,
     key,
     folded_key,
-    KIND: tl.constexpr,
+    BFLOAT16: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -281,7 +274,7 @@ def _quantize_both(
 
     row_R, column_C, inside_RC = _tile(rows, columns, ROWS, COLUMNS)
     value_RC, folded_RC = _load_both(
-        grad, row_scale, row_R, column_C, inside_RC, rows, columns, KIND
+        grad, row_scale, row_R, column_C, inside_RC, rows, columns, BFLOAT16
     )
     row_R1 = row_R[:, None]
     column_1C = column_C[None, :]
@@ -318,8 +311,7 @@ def quantize_both_kernel(
     folded,
     second_folded,
     third_folded,
-    KIND: tl.constexpr,
-    COUNT: tl.constexpr,
+    BFLOAT16: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -327,37 +319,46 @@ def quantize_both_kernel(
     which = tl.program_id(1)
     if which == 0:
         _quantize_both(
-            first, row_scale, largest, first_q, scales, rows, first_columns, key, folded, KIND, ROWS, COLUMNS
+            first,
+            row_scale,
+            largest,
+            first_q,
+            scales,
+            rows,
+            first_columns,
+            key,
+            folded,
+            BFLOAT16,
+            ROWS,
+            COLUMNS,
         )
-    if COUNT > 1:
-        if which == 1:
-            _quantize_both(
-                second,
-                row_scale,
-                largest + 2,
-                second_q,
-                scales + 2,
-                rows,
-                second_columns,
-                second_key,
-                second_folded,
-                KIND,
-                ROWS,
-                COLUMNS,
-            )
-    if COUNT > 2:
-        if which == 2:
-            _quantize_both(
-                third,
-                row_scale,
-                largest + 4,
-                third_q,
-                scales + 4,
-                rows,
-                third_columns,
-                third_key,
-                third_folded,
-                KIND,
-                ROWS,
-                COLUMNS,
-            )
+    if which == 1:
+        _quantize_both(
+            second,
+            row_scale,
+            largest + 2,
+            second_q,
+            scales + 2,
+            rows,
+            second_columns,
+            second_key,
+            second_folded,
+            BFLOAT16,
+            ROWS,
+            COLUMNS,
+        )
+    if which == 2:
+        _quantize_both(
+            third,
+            row_scale,
+            largest + 4,
+            third_q,
+            scales + 4,
+            rows,
+            third_columns,
+            third_key,
+            third_folded,
+            BFLOAT16,
+            ROWS,
+            COLUMNS,
+        )

@@ -24,6 +24,7 @@ from arb_ternary_text.models.cache import LayerCache, Span
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_head_norm, make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotary_angles, rotate
+from arb_ternary_text.models.shared_rows import multiply_all
 
 _NO_NORM: Final = nn.Identity()
 #: Longest sequence for which the attention kernels were measured to be faster than torch's
@@ -167,15 +168,14 @@ class Attention(nn.Module):
         kernels = None
         if self.biases is None:
             norms = (self.norm, self.query_norm, self.key_norm, self.output_norm)
-            linears = (self.query, self.key, self.value, self.output)
-            kernels = kernels_for(x_BSD, norms, linears)
+            every_linear = (self.query, self.key, self.value, self.output)
+            kernels = kernels_for(x_BSD, norms, every_linear)
         if kernels is not None:
             return self._by_kernels(kernels, x_BSD, positions, cache)
 
         normed_BSD = self.norm(x_BSD)
-        query_BSE = self.query(normed_BSD)
-        key_BSE = self.key(normed_BSD)
-        value_BSE = self.value(normed_BSD)
+        linears = (self.query, self.key, self.value)
+        query_BSE, key_BSE, value_BSE = multiply_all(normed_BSD, linears)
         if self.biases is not None:
             query_BSE = self.biases("query", query_BSE)
             key_BSE = self.biases("key", key_BSE)

@@ -108,11 +108,7 @@ def kernels_for(
 
     backends = set()
     for linear in linears:
-        if not _is_known_linear(linear) or is_watched(linear):
-            return None
-        if linear.activations != "int8" or linear.bias is not None:
-            return None
-        if linear.backend != linear.chosen_backend:
+        if not is_plain_linear(linear):
             return None
         backends.add(linear.backend)
     for norm in norms:
@@ -123,6 +119,19 @@ def kernels_for(
         return None
     kernels = get_backend(backends.pop()).kernels
     return kernels if all(op in kernels for op in BLOCK_OPS) else None
+
+
+def is_plain_linear(linear: nn.Module) -> TypeGuard[TernaryLinear]:
+    """Return whether a linear does no more than multiply quantised rows, and nobody watches it.
+
+    It is one of ours without a bias or a constant factor, complete in memory, on a device that its
+    backend serves.
+    """
+    if not _is_known_linear(linear) or is_watched(linear):
+        return False
+    if linear.activations != "int8" or linear.bias is not None:
+        return False
+    return linear.backend == linear.chosen_backend
 
 
 def _is_known_linear(linear: nn.Module) -> TypeGuard[TernaryLinear]:

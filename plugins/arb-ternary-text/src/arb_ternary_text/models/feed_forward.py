@@ -12,6 +12,7 @@ from arb_ternary_text.models import native_block
 from arb_ternary_text.models.block_kernels import kernels_for
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
+from arb_ternary_text.models.shared_rows import multiply_all
 
 
 class FeedForward(nn.Module):
@@ -44,13 +45,14 @@ class FeedForward(nn.Module):
             )
 
         normed_BSD = self.norm(x_BSD)
-        up_BSF = self.up(normed_BSD)
         if self.gate is None:
-            hidden_BSF = F.relu(up_BSF).square()
-        elif self.activation == "swiglu":
-            hidden_BSF = F.silu(self.gate(normed_BSD)) * up_BSF
+            hidden_BSF = F.relu(self.up(normed_BSD)).square()
         else:
-            hidden_BSF = F.relu(self.gate(normed_BSD)).square() * up_BSF
+            up_BSF, gate_BSF = multiply_all(normed_BSD, (self.up, self.gate))
+            activation = (
+                F.silu(gate_BSF) if self.activation == "swiglu" else F.relu(gate_BSF).square()
+            )
+            hidden_BSF = activation * up_BSF
         update_BSD: Tensor = self.down(self.hidden_norm(hidden_BSF))
         return update_BSD
 
