@@ -21,9 +21,9 @@ from arb_ternary_triton.kernels.common import (
 )
 from arb_ternary_triton.kernels.words import (
     absolute,
+    ceiling,
     laid_out_like,
     load_trit_bytes,
-    negated_floor,
     saturated_word,
     signed_byte,
     signed_dot,
@@ -117,7 +117,7 @@ def _float_vote(
     product = gradient.to(tl.float32)
     if HAS_SCALE:
         product = product * scale
-    product = product * row_R[:, None]
+    product = product * -row_R[:, None]
     product = product * column_W
     product = tl.maximum(product, -largest, propagate_nan=tl.PropagateNan.ALL)
     product = tl.minimum(product, largest, propagate_nan=tl.PropagateNan.ALL)
@@ -125,12 +125,8 @@ def _float_vote(
     width = 1 << (24 - noise_shift)
     noise = upper_bits(bits, width, ((1 << 24) - width) >> 1, ISA)
     # The product with a power of two is exact: only the sum is rounded.
-    return negated_floor(
-        tl.fma(
-            noise.to(tl.int32).to(tl.float32), tl.full(bits.shape, 2.0**-24, tl.float32), product
-        ),
-        ISA,
-    )
+    unit = tl.full(bits.shape, -(2.0**-24), tl.float32)
+    return ceiling(tl.fma(noise.to(tl.float32), unit, product), ISA)
 
 
 @triton.jit
@@ -163,9 +159,10 @@ def _integer_vote(gradient, row_R, column_W, limit, bits, SHORT: tl.constexpr):
 def _short_integer_vote(gradient, row_R, column_W, limit, bits):
     """Return what :func:`_integer_vote` does, for shifts of 0 to 30 and whole limits."""
     shift = row_R.to(tl.int32)[:, None] + column_W.to(tl.int32)
-    noise = bits.to(tl.int32, bitcast=True) & ((1 << shift) - 1)
+    # The floor of a number, negated, is the ceiling of the number negated.
+    rest = ~bits.to(tl.int32, bitcast=True) & ((1 << shift) - 1)
     largest = limit >> 8
-    return -tl.minimum(tl.maximum((gradient + noise) >> shift, -largest), largest)
+    return tl.minimum(tl.maximum((rest - gradient) >> shift, -largest), largest)
 
 
 @triton.jit

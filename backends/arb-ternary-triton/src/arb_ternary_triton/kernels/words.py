@@ -284,19 +284,19 @@ def absolute(x, ISA: tl.constexpr):
 
 
 @triton.jit
-def negated_floor(x, ISA: tl.constexpr):
-    """Return ``-floor(x)`` in int32 of float32 below 2**31, and 0 of NaN."""
+def ceiling(x, ISA: tl.constexpr):
+    """Return ``ceil(x)`` in int32 of float32 below 2**31, and 0 of NaN."""
     if ISA == NVIDIA:
         return tl.inline_asm_elementwise(
             "cvt.rpi.s32.f32 $0, $1;",
             "=r,r",
-            [-x],
+            [x],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
         )
     else:
-        return -floor_of(tl.where(x != x, 0.0, x))
+        return -floor_of(tl.where(x != x, 0.0, -x))
 
 
 @triton.jit
