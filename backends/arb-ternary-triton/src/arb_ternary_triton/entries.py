@@ -154,7 +154,9 @@ def _votes(operands: str, rows: int, gpu: Gpu) -> Entry:
     # More threads share a tile where the matrix instruction or the compiler leaves fewer registers.
     few = gpu.family not in ("sm_80", "sm_90", "gfx942")
     warps = 8 if few else 4
-    return Entry(64 if rows > 32 else 32, 64, 1, warps, stages, 0)
+    # RDNA keeps the operands of 64 terms of 16 bits in registers that narrow accumulators need.
+    short = rows <= 32 or (gpu.family.startswith("gfx11") and operands == "16 bits")
+    return Entry(32 if short else 64, 64, 1, warps, stages, 0)
 
 
 def _int8_tile(kernel: str, rows: int, gpu: Gpu) -> Entry:
