@@ -22,7 +22,7 @@ from arb_ternary_tilelang.compiled import (
 )
 from arb_ternary_tilelang.instructions import parse
 from arb_ternary_tilelang.kernels import products, rows, votes
-from arb_ternary_tilelang.lane import CUDA_TILES
+from arb_ternary_tilelang.lane import CUDA_TILES, INTRINSICS
 from arb_ternary_tilelang.probe import cuda_compiler
 from arb_ternary_tilelang.variants import ODD, Variant, covering
 
@@ -79,7 +79,8 @@ def _fits(variant: Variant, arch: str) -> None:
     assert (made.spill_stores, made.spill_loads) == (0, 0)
     assert made.shared <= SHARED_LIMITS[arch]
     # A fused product and sum rounds once where the number format rounds twice.
-    assert "float32" in variant.options or "fma" not in made.source or "float32" in variant.name
+    written = made.source.replace(INTRINSICS, "")
+    assert "float32" in variant.options or "fma" not in written or "float32" in variant.name
 
 
 _FLOAT32_VOTES = votes.Rule(votes.PRODUCT, votes.FACTORS, "float32", "int8", 8, True)
@@ -165,11 +166,9 @@ COUNTED_ALWAYS = ("linear int8, M = 1", "apply_votes")
             marks=() if counted.kernel in COUNTED_ALWAYS else pytest.mark.slow,
         )
         for counted in COUNTED
-        if counted.gate is not None
     ],
 )
 def test_kernel_takes_few_instructions(counted: Counted) -> None:
-    assert counted.gate is not None
     assert counted.per_element("sm_90a") <= counted.gate
 
 
@@ -189,7 +188,7 @@ LISTING = """
         /*0010*/               @P1 BRA `(.L_x_1) ;
         /*0020*/                   IADD3 R2, R2, 0x1, RZ ;
 .L_x_1:
-        /*0030*/                   IDP.4A.S8.S8 R0, R2, R3, R0 ;
+        /*0030*/                   IMMA.16832.S8.S8 R0, R2, R3, R0 ;
         /*0040*/                   IADD3 R2, R2, 0x1, RZ ;
         /*0050*/               @P0 BRA `(.L_x_1) ;
 .L_x_2:

@@ -137,3 +137,77 @@ def test_votes_of_whole_words_are_exact(
         assert torch.equal(ours, reference_s)
     # Otherwise equal results would say little.
     assert int(made[1][3]) > 100
+
+
+#: Thresholds of flips, and shares by which accumulators decay: none, little, much, all.
+DECAYS = [(100, 0, False), (100, 0, True), (64, 1, True), (127, 4000, False), (1, 65536, True)]
+#: Thresholds of flips, and leaks.
+LEAKS = [(100, 0), (127, 1), (1, 128), (64, 127)]
+
+
+def _accumulators(pack: Callable[..., Tensor]) -> VoteState:
+    """A state whose accumulators are all numbers of 8 bits in turn."""
+    state = _state(pack, SCALES["factors"])
+    state.votes.copy_(torch.arange(48 * 64).view(48, 64).to(torch.int8))
+    return state
+
+
+def _flipped(op: str, settings: tuple[int, ...], ops: Kernels) -> tuple[Tensor, Tensor, Tensor]:
+    state = _accumulators(ops["pack"])
+    moved = ops[op](state, *settings)
+    return state.votes, ops["unpack"](state.weight, state.shape), moved
+
+
+@pytest.mark.parametrize("settings", DECAYS)
+def test_words_of_accumulators_decay_exactly(
+    settings: tuple[int, int, bool], kernels: Kernels, wanted: Kernels
+) -> None:
+    ours = _flipped("apply_scaled_votes", settings, kernels)
+    for got, expected in zip(ours, _flipped("apply_scaled_votes", settings, wanted), strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("settings", LEAKS)
+def test_words_of_accumulators_leak_exactly(
+    settings: tuple[int, int], kernels: Kernels, wanted: Kernels
+) -> None:
+    ours = _flipped("apply_votes", settings, kernels)
+    for got, expected in zip(ours, _flipped("apply_votes", settings, wanted), strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("noise_shift", [0, 3, 16])
+@pytest.mark.parametrize("factor", [2.0**-8, 3.3e37, torch.inf, torch.nan])
+def test_votes_by_factors_of_any_size_are_exact(
+    factor: float, noise_shift: int, kernels: Kernels, wanted: Kernels
+) -> None:
+    grad = numbers(-127, 127, 40, 48)
+    x = numbers(-127, 127, 40, 64)
+    factors = torch.full((48 + 64,), 2.0**-4)
+    factors[::3] = factor
+    limits = torch.tensor(VoteLimits(vote_limit=32512, noise_shift=noise_shift))
+    made = []
+    for ops in (kernels, wanted):
+        state = _state(ops["pack"], factors)._replace(limits=limits)
+        ops["cast_scaled_votes"](grad, x, torch.tensor(0.5), state)
+        made.append((state.votes, state.learned, state.scaling[0], state.stats))
+    (*ours, our_stats), (*reference_s, reference_stats) = made
+    for got, expected in zip(ours, reference_s, strict=True):
+        assert torch.equal(got, expected)
+    # Their sums of floats are taken in another order.
+    assert torch.allclose(our_stats, reference_stats, rtol=1e-6)
+    assert len(set(ours[0].flatten().tolist())) > 100
+
+
+def test_sizes_of_large_gradients_are_summed_exactly(kernels: Kernels, wanted: Kernels) -> None:
+    # As many rows as are served: two gradients are just below 2**32 together.
+    grad = torch.full((casting.MOST_ROWS, 48), -127, dtype=torch.int8)
+    x = torch.full((casting.MOST_ROWS, 64), 127, dtype=torch.int8)
+    x[:, ::2] = -127
+    made = []
+    for ops in (kernels, wanted):
+        state = _state(ops["pack"], SCALES["large shifts"])
+        ops["cast_scaled_votes"](grad, x, torch.tensor(0.5), state)
+        made.append((state.votes, state.scaling[0]))
+    for got, expected in zip(*made, strict=True):
+        assert torch.equal(got, expected)

@@ -52,8 +52,7 @@ def _flip(
     if not held.numel():
         return torch.zeros((), dtype=torch.int64, device=device)
     held_words = words(held)
-    blocks = -(-held_words.shape[1] // lane.width)
-    moved = torch.empty((rows, blocks), dtype=torch.int32, device=device)
+    moved = torch.zeros(rows, dtype=torch.int32, device=device)
     kernel = lane.kernel(
         programs.flip_trits,
         shape.vote_bits,
@@ -96,7 +95,8 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
     seed, step, stream = state.draw()
     count = state.sizes[0] * state.sizes[1]
     draw = keys(seed, step, stream + USE_DECAY, count)
-    return _flip(state, threshold, decay, scaled=True, carry=bool(carry), draw=draw)
+    # Without decay nothing is drawn, as in a leak of 0.
+    return _flip(state, threshold, decay, scaled=decay > 0, carry=bool(carry), draw=draw)
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:

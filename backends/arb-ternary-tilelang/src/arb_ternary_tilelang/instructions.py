@@ -11,8 +11,9 @@ from attrs import field, frozen
 _LABEL: Final = re.compile(r"^(\.L\S*):")
 _INSTRUCTION: Final = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);")
 _BRANCH: Final = re.compile(r"^(@\S+\s+)?BRA\S*\s.*`\((\.L\S+?)\)")
-#: Instructions that multiply: on the matrix units, or four int8 at a time.
-_MULTIPLY: Final = re.compile(r"IGMMA|HGMMA|QGMMA|IMMA|HMMA|IDP\.4A")
+#: Instructions of the matrix units, and with them those that multiply four int8 at a time.
+_MATRIX: Final = re.compile(r"IGMMA|HGMMA|QGMMA|IMMA|HMMA")
+_MULTIPLY: Final = re.compile(_MATRIX.pattern + r"|IDP\.4A")
 #: Steps after which a path has certainly entered a loop that it never leaves.
 _MOST_STEPS: Final = 100_000
 
@@ -58,12 +59,12 @@ class Code:
         return min(sizes)
 
     def epilogue(self, rows: int) -> int:
-        """Instructions that a thread takes after its last product.
+        """Instructions that a thread takes after its last product on the matrix units.
 
         Args:
             rows: rows of a tile. A loop over them reads each from shared memory once.
         """
-        last = max(i for i, line in enumerate(self.instructions) if _MULTIPLY.search(line))
+        last = max(i for i, line in enumerate(self.instructions) if _MATRIX.search(line))
         taken = 0
         for position in self._path(last + 1):
             taken += 1

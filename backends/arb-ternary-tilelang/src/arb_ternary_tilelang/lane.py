@@ -14,6 +14,7 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from threading import RLock
 from types import ModuleType
 from typing import Any, Final
@@ -31,6 +32,9 @@ CUDA_FLAGS: Final = ("--fmad=false",)
 #: Bytes of an operand of a matrix product, where they are not one.
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+
+#: Source of functions that kernels call.
+INTRINSICS: Final = (Path(__file__).parent / "kernels" / "intrinsics.h").read_text()
 
 #: A choice that a kernel is compiled for, or None where it is made by an argument at each call.
 Option = bool | int | None
@@ -152,14 +156,18 @@ class Lane:
         """An option of a kernel: a constant if they are fixed, else an argument, None here."""
         return value if self.fixed else None
 
+    def whole_words(self, columns: int) -> bool:
+        """Whether the 16 accumulators of a word, of 8 bits, are read and written as four words."""
+        return self.fixed and columns % 16 == 0
+
     def grid(self, *blocks: Any, threads: int) -> Any:
         """``T.Kernel``, with threads on CUDA.
 
         CUDA limits all extents but the first to 65,535 blocks.
         """
         if self.cuda:
-            return self.T.Kernel(*blocks, threads=threads)
-        return self.T.Kernel(*blocks)
+            return self.T.Kernel(*blocks, threads=threads, prelude=INTRINSICS)
+        return self.T.Kernel(*blocks, prelude=INTRINSICS)
 
     def accumulator(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Sums of a tile: in registers of the block's threads on CUDA."""
@@ -199,14 +207,14 @@ class Lane:
         Raises:
             EnvironmentProblem: there is no compiler, or it refuses.
         """
-        constants = sorted(sizes.items()) if self.fixed else []
-        key = (make, options, *constants)
+        constants = tuple(sizes.items()) if self.fixed else ()
+        key = (make, options, constants)
         found = self._built.get(key)
         if found is None:
             with self._lock:
                 found = self._built.get(key)
                 if found is None:
-                    name = (make.__qualname__, *map(repr, key[1:]))
+                    name = (make.__qualname__, repr(options), *map(repr, constants))
                     function = make(self, *options, **sizes)
                     found = self._compile(function, name)
                     self._built[key] = found

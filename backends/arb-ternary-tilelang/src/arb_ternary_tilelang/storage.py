@@ -45,7 +45,8 @@ def stored_size(shape: WeightShape) -> tuple[int, int]:
 
 def held_votes(stored: Tensor, shape: WeightShape) -> Tensor:
     """Stored accumulators as a kernel takes them, int8 or words, without a copy."""
-    if shape.vote_bits == 8:
+    lane = lane_of(stored.device)
+    if shape.vote_bits == 8 and not lane.whole_words(shape.in_features):
         return stored
     return words(stored)
 

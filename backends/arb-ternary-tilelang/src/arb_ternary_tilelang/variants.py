@@ -142,9 +142,8 @@ def _elementwise() -> Iterator[Variant]:
         for norm in _BOTH:
             yield Variant(rows.quantize_rows, (dtype, norm), sizes=("K",))
     for bits in VOTE_BITS:
-        yield Variant(flips.flip_trits, (bits, False, False), sizes=("N", "K"))
-        for carry in _BOTH:
-            yield Variant(flips.flip_trits, (bits, True, carry), sizes=("N", "K"))
+        for scaled, carry in product(_BOTH, _BOTH):
+            yield Variant(flips.flip_trits, (bits, scaled, carry), sizes=("N", "K"))
     yield Variant(flips.flip_exponents, (), sizes=())
     for scaled in _BOTH:
         for mapped in _BOTH:

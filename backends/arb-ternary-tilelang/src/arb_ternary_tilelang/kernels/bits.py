@@ -24,7 +24,7 @@ class Bits:
         T = lane.T
 
         @T.macro
-        def hashed(index: Any, key_0: Any, key_1: Any) -> Any:
+        def mixed(index: Any, key_0: Any, key_1: Any) -> Any:
             x = T.alloc_var("uint32")
             # A comparison, not a shift by 32 bits: TVM narrows the index to 32 bits where a
             # tensor is small, and refuses the shift then.
@@ -34,11 +34,17 @@ class Bits:
             x = x * T.uint32(0x7FEB352D)
             x = x ^ (x >> T.uint32(15))
             x = x * T.uint32(0x846CA68B)
-            x = x ^ (x >> T.uint32(16))
             return x  # noqa: RET504 - a macro, which is read as text
 
+        @T.macro
+        def hashed(index: Any, key_0: Any, key_1: Any) -> Any:
+            x = T.alloc_var("uint32")
+            x = mixed(index, key_0, key_1)
+            return x ^ (x >> T.uint32(16))
+
         self.T = T
-        self._cuda = lane.cuda
+        #: The hash but for its last step, ``x ^ (x >> 16)``.
+        self.mixed = mixed
         #: ``(int64 index, key of indices below 2**32, key of those above) -> uint32``.
         self.hashed = hashed
 
@@ -88,16 +94,25 @@ class Bits:
 
     def pick(self, left: Any, right: Any, selector: Any) -> Any:
         """Four of the eight bytes of two words, named by the low digits of a selector, uint32."""
-        T = self.T
-        if self._cuda:
-            return T.call_extern("uint32", "__byte_perm", left, right, selector)
-        both = (T.cast(right, "uint64") << T.uint64(32)) | T.cast(left, "uint64")
-        picked = T.uint32(0)
-        for place in range(4):
-            digit = (selector >> T.uint32(4 * place)) & T.uint32(7)
-            byte = T.cast(both >> T.cast(digit * T.uint32(8), "uint64"), "uint32") & T.uint32(0xFF)
-            picked = picked | (byte << T.uint32(8 * place))
-        return picked
+        return self.call("uint32", "arb_pick", left, right, selector)
+
+    def byte(self, word: Any, place: Any) -> Any:
+        """A signed byte of a word, int32."""
+        first = self.T.reinterpret(word << self.T.cast(24 - 8 * place, "uint32"), "int32")
+        return first >> 24
+
+    def bytes_of(self, numbers: Any, first: int) -> Any:
+        """The low bytes of four numbers of an array, uint32."""
+        four = [numbers[first + i] for i in range(4)]
+        return self.call("uint32", "arb_bytes", *four)
+
+    def call(self, dtype: str, name: str, *arguments: Any) -> Any:
+        """Call a function of ``intrinsics.h``."""
+        return self.T.call_extern(dtype, name, *arguments)
+
+    def fused(self, left: Any, right: Any, more: Any) -> Any:
+        """``left * right + more`` with one rounding, float32."""
+        return self.call("float32", "arb_fused", left, right, more)
 
     def clamp(self, value: Any, low: Any, high: Any) -> Any:
         """``min(max(value, low), high)``."""
@@ -130,32 +145,9 @@ class Bits:
 
     def power_of_two(self, exponent: Any) -> Any:
         """float32 ``2**exponent`` of an int32 in -126..127."""
-        biased = exponent + 127
+        biased = self.T.cast(exponent + 127, "int32")
         return self.T.reinterpret(biased << 23, "float32")
-
-    def _fraction(self, drawn: Any) -> Any:
-        """``drawn * 2**-24``.
-
-        In C++ TileLang writes constants with seven digits, in which ``2**-8`` is exact: there it
-        takes three products.
-        """
-        value = self.T.cast(drawn, "float32")
-        if self._cuda:
-            return value * self.T.float32(2.0**-24)
-        for _ in range(3):
-            value = value * self.T.float32(2.0**-8)
-        return value
 
     def uniform(self, bits: Any) -> Any:
         """A float32 in [0, 1) of hash bits."""
-        drawn = bits >> self.T.uint32(8)
-        return self._fraction(drawn)
-
-    def narrowed(self, bits: Any, noise_shift: Any) -> Any:
-        """A float32 of hash bits around one half, in an interval of ``2**-noise_shift``."""
-        T = self.T
-        width = 1 << (24 - noise_shift)
-        least = ((1 << 24) - width) >> 1
-        shift = T.uint32(8) + T.cast(noise_shift, "uint32")
-        drawn = T.cast(bits >> shift, "int32")
-        return self._fraction(drawn + least)
+        return self.call("float32", "arb_fraction", bits >> self.T.uint32(8))

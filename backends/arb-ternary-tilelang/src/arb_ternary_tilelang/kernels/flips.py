@@ -22,8 +22,8 @@ def flip_trits(
 
     A crossing sets the accumulator to 0. With ``carry`` it keeps what exceeds the threshold
     instead, or half the threshold if the trit was at its bound already. Every accumulator then
-    shrinks by ``rate``: the leak, or with ``scaled`` the decay. ``moved`` gets the number of trits
-    that changed, by block.
+    shrinks by ``rate``: the leak, or with ``scaled`` the decay. The number of
+    trits that changed is added to ``moved``, by row.
     """
     T = lane.T
     bits = Bits(lane)
@@ -38,22 +38,90 @@ def flip_trits(
         V = K
     elif bits_held == 2:
         V = W
-    stored = "int8" if bits_held == 8 else "int32"
-    # Whether the 16 accumulators of a word are read and written at once.
-    wide = lane.fixed and bits_held == 8 and K % UNIT == 0
-    # Threads that count flips together.
-    warps = threads // 32 if lane.cuda else threads
+    wide = bits_held == 8 and lane.whole_words(K)
+    if wide:
+        V = K // 4
+    stored = "int8" if bits_held == 8 and not wide else "int32"
+
+    high = T.uint32(0x80808080)
 
     def decay(size: Any, rate: Any, hashed: Any) -> Any:
         """``size * rate / 2**16``, rounded stochastically."""
         noise = T.cast(hashed & T.uint32(0xFFFF), "int32")
         return (size * rate + noise) >> 16
 
+    def crossing(sizes: Any, threshold: Any) -> Any:
+        """Four bytes whose highest bit is set where an accumulator crosses the threshold."""
+        return sizes + T.cast(128 - threshold, "uint32") * T.uint32(0x01010101)
+
+    @T.macro
+    def shrink(
+        fours: Any,
+        sizes: Any,
+        n: Any,
+        u: Any,
+        rate: Any,
+        key_0: Any,
+        key_1: Any,
+        scaled_given: Any,
+    ) -> None:
+        # No magnitude is above 127 here: 128 would have crossed.
+        kept = T.alloc_local((4,), "uint32")
+        for q in lane.unrolled(4):
+            raised = T.alloc_var("uint32")
+            if given(scaled, scaled_given):
+                for b in lane.unrolled(4):
+                    x = bits.mixed(bits.index(n, K, u * UNIT + 4 * q + b), key_0, key_1)
+                    kept[b] = bits.call("uint32", "arb_decayed", sizes[q], b, rate, x)
+                left_pair = bits.pick(kept[0], kept[1], T.uint32(0x62))
+                right_pair = bits.pick(kept[2], kept[3], T.uint32(0x62))
+                raised = bits.pick(left_pair, right_pair, T.uint32(0x5410))
+            else:
+                raised = bits.call("uint32", "arb_leaked", sizes[q], rate)
+            fours[q] = bits.call("uint32", "arb_resized", fours[q], raised)
+
+    @T.macro
+    def cross(
+        word: Any,
+        count: Any,
+        four: Any,
+        b: Any,
+        at: Any,
+        threshold: Any,
+        carry_given: Any,
+    ) -> None:
+        crossed = T.alloc_var("int32")
+        crossed = bits.crossed(four[b], threshold)
+        if crossed != 0:
+            before = T.alloc_var("int32")
+            before = bits.trit(word[0], at)
+            after = T.alloc_var("int32")
+            after = bits.clamp(before + crossed, -1, 1)
+            word[0] = bits.with_trit(word[0], at, after)
+            if after != before:
+                count[0] = count[0] + 1
+            if given(carry, carry_given):
+                if after != before:
+                    four[b] = four[b] - crossed * threshold
+                else:
+                    four[b] = crossed * (threshold >> 1)
+            else:
+                four[b] = 0
+
+    @T.macro
+    def report(words: Any, moved: Any, word: Any, count: Any, n: Any, u: Any) -> None:
+        if count[0] != 0:
+            words[n, u] = T.reinterpret(word[0], "int32")
+            if lane.cuda:
+                T.atomic_add(moved[n], count[0])
+            else:
+                moved[n] = moved[n] + count[0]
+
     @T.prim_func
     def flip(
         words: T.Tensor((N, W), "int32"),
         votes: T.Tensor((N, V), stored),
-        moved: T.Tensor((N, T.dynamic("B")), "int32"),
+        moved: T.Tensor((N,), "int32"),
         columns: T.int32,
         threshold: T.int32,
         rate: T.int32,
@@ -63,108 +131,92 @@ def flip_trits(
         carry_given: T.int32,
     ):
         with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
-            counts = lane.shared((warps,), "int32")
             width = lane.constant(K, columns)
             for t in lane.parallel(threads):
-                word = T.alloc_var("uint32")
-                sixteen = T.alloc_local((UNIT,), "int8")
+                word = T.alloc_local((1,), "uint32")
+                fours = T.alloc_local((4,), "uint32")
+                sizes = T.alloc_local((4,), "uint32")
                 four = T.alloc_local((4,), "int32")
-                count = T.alloc_var("int32")
-                count = 0
+                count = T.alloc_local((1,), "int32")
+                count[0] = 0
                 u = block * threads + t
                 if u < W:
-                    word = T.reinterpret(words[n, u], "uint32")
                     if wide:
-                        for i in lane.vectorized(UNIT):
-                            sixteen[i] = votes[n, u * UNIT + i]
-                    for part in lane.unrolled(parts):
-                        held = T.alloc_var("uint32")
-                        if bits_held != 8:
-                            held = T.reinterpret(votes[n, parts * u + part], "uint32")
-                        for q in lane.unrolled(each // 4):
-                            # Crossings are rare: four accumulators are looked at together.
-                            largest = T.alloc_var("int32")
-                            largest = 0
-                            for b in lane.unrolled(4):
-                                i = 4 * q + b
+                        for q in lane.vectorized(4):
+                            four[q] = votes[n, 4 * u + q]
+                        # Crossings are rare: all are looked for together. The highest bit of a
+                        # byte is set if its accumulator crosses.
+                        over = T.alloc_var("uint32")
+                        over = T.uint32(0)
+                        for q in lane.unrolled(4):
+                            fours[q] = T.reinterpret(four[q], "uint32")
+                            sizes[q] = bits.call("uint32", "arb_magnitudes", fours[q])
+                            over = over | crossing(sizes[q], threshold)
+                        if over & high != T.uint32(0):
+                            word[0] = T.reinterpret(words[n, u], "uint32")
+                            for q in lane.unrolled(4):
+                                if crossing(sizes[q], threshold) & high != T.uint32(0):
+                                    for b in lane.unrolled(4):
+                                        four[b] = bits.byte(fours[q], b)
+                                        cross(
+                                            word,
+                                            count,
+                                            four,
+                                            b,
+                                            4 * q + b,
+                                            threshold,
+                                            carry_given,
+                                        )
+                                    fours[q] = bits.bytes_of(four, 0)
+                                    sizes[q] = bits.call("uint32", "arb_magnitudes", fours[q])
+                            report(words, moved, word, count, n, u)
+                        shrink(fours, sizes, n, u, rate, key_0, key_1, scaled_given)
+                        for q in lane.unrolled(4):
+                            four[q] = T.reinterpret(fours[q], "int32")
+                        for q in lane.vectorized(4):
+                            votes[n, 4 * u + q] = four[q]
+                    else:
+                        word[0] = T.reinterpret(words[n, u], "uint32")
+                        for part in lane.unrolled(parts):
+                            held = T.alloc_var("uint32")
+                            if bits_held != 8:
+                                held = T.reinterpret(votes[n, parts * u + part], "uint32")
+                            for i in lane.unrolled(each):
                                 k = u * UNIT + part * each + i
-                                four[b] = 0
                                 if k < width:
-                                    if wide:
-                                        four[b] = T.cast(sixteen[i], "int32")
-                                    elif bits_held == 8:
-                                        four[b] = T.cast(votes[n, k], "int32")
+                                    if bits_held == 8:
+                                        four[0] = T.cast(votes[n, k], "int32")
                                     elif bits_held == 4:
-                                        four[b] = bits.nibble(held, i)
+                                        four[0] = bits.nibble(held, i)
                                     else:
-                                        four[b] = bits.trit(held, i)
-                                size = T.max(four[b], -four[b])
-                                largest = T.max(largest, size)
-                            if largest >= threshold:
-                                for b in lane.unrolled(4):
-                                    at = part * each + 4 * q + b
-                                    crossed = T.alloc_var("int32")
-                                    crossed = bits.crossed(four[b], threshold)
-                                    if crossed != 0:
-                                        before = T.alloc_var("int32")
-                                        before = bits.trit(word, at)
-                                        after = T.alloc_var("int32")
-                                        after = bits.clamp(before + crossed, -1, 1)
-                                        word = bits.with_trit(word, at, after)
-                                        if after != before:
-                                            count = count + 1
-                                        if given(carry, carry_given):
-                                            if after != before:
-                                                four[b] = four[b] - crossed * threshold
-                                            else:
-                                                four[b] = crossed * (threshold >> 1)
-                                        else:
-                                            four[b] = 0
-                            for b in lane.unrolled(4):
-                                i = 4 * q + b
-                                k = u * UNIT + part * each + i
-                                left = T.alloc_var("int32")
-                                left = four[b]
-                                if given(scaled, scaled_given):
-                                    h = bits.hashed(
-                                        bits.index(n, width, k),
-                                        key_0,
-                                        key_1,
+                                        four[0] = bits.trit(held, i)
+                                    cross(
+                                        word,
+                                        count,
+                                        four,
+                                        0,
+                                        part * each + i,
+                                        threshold,
+                                        carry_given,
                                     )
-                                    size = T.max(left, -left)
-                                    size = size - decay(size, rate, h)
-                                    left = T.if_then_else(left < 0, -size, size)
-                                else:
-                                    left = left - bits.clamp(left, -rate, rate)
-                                if wide:
-                                    sixteen[i] = T.cast(left, "int8")
-                                elif k < width:
+                                    left = T.alloc_var("int32")
+                                    left = four[0]
+                                    if given(scaled, scaled_given):
+                                        h = bits.hashed(bits.index(n, width, k), key_0, key_1)
+                                        size = T.max(left, -left)
+                                        size = size - decay(size, rate, h)
+                                        left = T.if_then_else(left < 0, -size, size)
+                                    else:
+                                        left = left - bits.clamp(left, -rate, rate)
                                     if bits_held == 8:
                                         votes[n, k] = T.cast(left, "int8")
                                     elif bits_held == 4:
                                         held = bits.with_nibble(held, i, left)
                                     else:
                                         held = bits.with_trit(held, i, left)
-                        if bits_held != 8:
-                            votes[n, parts * u + part] = T.reinterpret(held, "int32")
-                    if wide:
-                        for i in lane.vectorized(UNIT):
-                            votes[n, u * UNIT + i] = sixteen[i]
-                    if count != 0:
-                        words[n, u] = T.reinterpret(word, "int32")
-                if lane.cuda:
-                    for s in T.unroll(5):
-                        count = count + T.shfl_xor(count, 16 >> s)
-                    if t % 32 == 0:
-                        counts[t // 32] = count
-                else:
-                    counts[t] = count
-            for _ in lane.parallel(1):
-                total = T.alloc_var("int32")
-                total = 0
-                for i in T.serial(warps):
-                    total = total + counts[i]
-                moved[n, block] = total
+                            if bits_held != 8:
+                                votes[n, parts * u + part] = T.reinterpret(held, "int32")
+                        report(words, moved, word, count, n, u)
 
     return flip
 

@@ -86,6 +86,9 @@ def cast(
     columns = tiles.columns
     depth = lane.depth(tiles, rule.grad)
     units = columns // UNIT
+    # Rows of a tile that its threads take at a time.
+    lines = min(rows, tiles.threads // units) if lane.cuda else 1
+    steps = rows // lines
     parts = 2 if rule.bits == 4 else 1
     each = UNIT // parts
     high = rule.high
@@ -104,10 +107,11 @@ def cast(
         V = K
     elif rule.bits == 2:
         V = W
-    stored = "int8" if rule.bits == 8 else "int32"
-    # Whether the 16 accumulators of a word are read and written at once.
-    whole_words = lane.fixed and K % UNIT == 0
+    whole_words = lane.whole_words(K)
     wide = whole_words and rule.bits == 8
+    if wide:
+        V = K // 4
+    stored = "int8" if rule.bits == 8 and not wide else "int32"
     wide_scale = whole_words and N % UNIT == 0 and rule.kind != SIGN
     M = T.dynamic("M")
     R = T.dynamic("R")
@@ -128,17 +132,11 @@ def cast(
             return T.if_then_else(kind == SIGN, -128, -127)
         return -128 if rule.kind == SIGN else -127
 
-    def is_nan(value: Any) -> Any:
-        """Whether a float32 is NaN."""
-        return bits.magnitude(value) > INFINITY
-
     def size_of(value: Any) -> Any:
-        """``|value|`` in the dtype of the sums of magnitudes."""
-        size = T.max(value, -value)
+        """``|value|``; of an integer as uint32."""
         if integer:
-            # Not negative: its upper half is 0, and need not be worked out.
-            size = T.cast(size, "uint32")
-        return T.cast(size, sizes)
+            return T.cast(T.abs(value), "uint32")
+        return bits.call("float32", "arb_magnitude", value)
 
     starts_shape = (Q,)
     if mapped:
@@ -218,10 +216,10 @@ def cast(
         n: Any,
         k: Any,
     ) -> Any:
-        v = T.alloc_var("int32")
-        v = 0
+        move = T.alloc_var("int32")
+        move = 0
         if rule.chosen(SIGN, kind):
-            v = bits.clamp(g, -1, 1) if integer else bits.sign(g, T.cast(0, sums), "int32")
+            move = -bits.clamp(g, -1, 1) if integer else bits.sign(-g, T.cast(0, sums), "int32")
         if rule.chosen(FACTORS, kind):
             h = bits.hashed(bits.index(n, K, k), key_0, key_1)
             p = T.alloc_var("float32")
@@ -230,34 +228,23 @@ def cast(
                 p = p * scale[0]
             p = p * T.reinterpret(row_scale, "float32")
             p = p * T.reinterpret(column_scale, "float32")
-            bounded = T.alloc_var("float32")
-            none = is_nan(p)
-            bounded = T.if_then_else(
-                none,
-                T.float32(0.0),
-                bits.clamp(p, -top, top),
-            )
-            v = T.cast(
-                T.floor(bounded + bits.narrowed(h, noise_shift)),
-                "int32",
-            )
+            # A product that is NaN stays NaN, of which no vote is made.
+            p = bits.call("float32", "arb_clip", p, top)
+            p = bits.call("float32", "arb_plus_noise", p, h, noise_shift)
+            move = bits.call("int32", "arb_ceil", -p)
         if rule.chosen(SHIFTS, kind):
             h = bits.hashed(bits.index(n, K, k), key_0, key_1)
-            power = (T.reinterpret(scale[0], "int32") >> 23) - 127
             shift = T.alloc_var("int32")
-            shift = row_scale - power + column_scale
-            if shift >= 0:
-                shift = T.min(shift, 31)
-                bound = bounds[shift]
-                noise = T.cast(h, "int64") & bits.low_mask(shift)
-                wide_sum = T.cast(bits.clamp(g, -bound, bound), "int64") + noise
-                v = T.cast(wide_sum >> T.cast(shift, "int64"), "int32")
-            else:
-                # Clamped before the shift too, so that 32 bits are enough.
-                bound = limit >> 8
-                v = bits.clamp(g, -bound, bound) << T.min(-shift, 16)
-                v = bits.clamp(v, -bound, bound)
-        return v
+            shift = bits.call("int32", "arb_shift", row_scale, column_scale)
+            entry = T.alloc_local((4,), "int32")
+            for i in lane.vectorized(4):
+                entry[i] = bounds[shift, i]
+            # Minus the shifted sum of gradient and noise is the shifted sum of their complements.
+            noise = ~h & T.reinterpret(entry[2], "uint32")
+            clipped = bits.clamp(g, entry[0], entry[1])
+            wide_sum = T.cast(noise, "int64") - T.cast(clipped, "int64")
+            move = T.cast(wide_sum >> T.cast(shift, "int64"), "int32")
+        return move
 
     @T.macro
     def add(scores: Any, r: Any, j: Any, amount: Any) -> None:
@@ -300,129 +287,211 @@ def cast(
             square_tile = lane.shared((rows, units), "float32")
             size_tile = lane.shared((rows, units), sizes)
             fault_tile = lane.shared((rows, units), "int32")
-            bounds = lane.shared((32,), "int32")
+            square_part = lane.shared((lines, columns), "float32")
+            size_part = lane.shared((lines, columns), sizes)
+            bounds = lane.shared((32, 4), "int32")
             if rule.chosen(SHIFTS, kind):
-                # The largest magnitude of a gradient before each shift.
+                # The range of a gradient before each shift, and the mask of its noise.
                 for t in lane.parallel(32):
+                    bound = T.alloc_var("int64")
                     bound = (T.cast(limit, "int64") << T.cast(t, "int64")) >> T.int64(8)
-                    bounds[t] = T.cast(T.min(bound, T.int64(_INT_MAX)), "int32")
+                    bound = T.min(bound, T.int64(_INT_MAX))
+                    bounds[t, 0] = T.cast(-bound, "int32")
+                    bounds[t, 1] = T.cast(bound, "int32")
+                    bounds[t, 2] = T.cast(bits.low_mask(t), "int32")
+                    bounds[t, 3] = 0
             form(a, b, order, starts, g_tile, bn, bk)
-            for t in lane.parallel(rows * units):
-                word = T.alloc_var("uint32")
-                sixteen = T.alloc_local((UNIT,), "int8")
+            # A thread takes 16 columns, and rows that lie `lines` apart.
+            for t in lane.parallel(lines * units):
+                fours = T.alloc_local((4,), "int32")
                 scales = T.alloc_local((UNIT,), "int32")
-                score = T.alloc_var("int32")
-                square = T.alloc_var("float32")
-                size = T.alloc_var(sizes)
-                fault = T.alloc_var("int32")
-                score = 0
-                square = T.float32(0.0)
-                size = T.cast(0, sizes)
-                fault = 0
-                line = t // units
+                values = T.alloc_local((UNIT,), sums)
+                moves = T.alloc_local((UNIT,), "int32")
+                own = T.alloc_local((UNIT,), "uint32")
+                above = T.alloc_local((UNIT,), "uint32")
+                column_square = T.alloc_local((UNIT,), "float32")
+                column_size = T.alloc_local((UNIT,), sizes)
                 place = t % units
-                r = bn * rows + line
                 u = bk * units + place
-                if r < count and u < W:
-                    n = T.alloc_var("int32")
-                    n = r
-                    if mapped:
-                        n = T.cast(names[r], "int32")
-                    word = T.reinterpret(words[n, u], "uint32")
-                    if wide:
-                        for i in lane.vectorized(UNIT):
-                            sixteen[i] = votes[n, u * UNIT + i]
-                    top = T.alloc_var("float32")
-                    top = T.cast(limit, "float32") * T.float32(1.0 / 256)
-                    row_scale = T.alloc_var("int32")
-                    row_scale = 0
-                    if scaled(kind):
-                        row_scale = vote_scale[n]
-                    if wide_scale:
-                        for i in lane.vectorized(UNIT):
+                top = T.alloc_var("float32")
+                top = T.cast(limit, "float32") * T.float32(1.0 / 256)
+                power = T.alloc_var("int32")
+                power = 0
+                if rule.chosen(SHIFTS, kind):
+                    power = (T.reinterpret(scale[0], "int32") >> 23) - 127
+                least = T.alloc_var("int32")
+                least = _INT_MAX
+                for i in lane.unrolled(UNIT):
+                    column_square[i] = T.float32(0.0)
+                    column_size[i] = T.cast(0, sizes)
+                    above[i] = T.uint32(0)
+                    scales[i] = 0
+                if wide_scale:
+                    for i in lane.vectorized(UNIT):
+                        scales[i] = vote_scale[N + u * UNIT + i]
+                elif scaled(kind):
+                    for i in lane.unrolled(UNIT):
+                        if u * UNIT + i < K:
                             scales[i] = vote_scale[N + u * UNIT + i]
-                    for part in lane.unrolled(parts):
-                        held = T.alloc_var("uint32")
-                        if rule.bits != 8:
-                            held = T.reinterpret(votes[n, parts * u + part], "uint32")
-                        for i in lane.unrolled(each):
-                            at = part * each + i
-                            k = u * UNIT + at
-                            if k < K:
-                                g = T.alloc_var(sums)
-                                if integer:
-                                    g = g_tile[line, place * UNIT + at]
-                                else:
-                                    # A choice, no branch: after a branch the compiler takes the
-                                    # number from before.
-                                    raw = T.alloc_var("float32")
-                                    raw = g_tile[line, place * UNIT + at]
+                if rule.chosen(SHIFTS, kind):
+                    for i in lane.unrolled(UNIT):
+                        least = T.min(least, scales[i])
+                for s in lane.unrolled(steps):
+                    line = s * lines + t // units
+                    r = bn * rows + line
+                    word = T.alloc_var("uint32")
+                    score = T.alloc_var("int32")
+                    plain = T.alloc_var("int32")
+                    square = T.alloc_var("float32")
+                    size = T.alloc_var(sizes)
+                    fault = T.alloc_var("int32")
+                    score = 0
+                    plain = 0
+                    square = T.float32(0.0)
+                    size = T.cast(0, sizes)
+                    fault = 0
+                    if r < count and u < W:
+                        n = T.alloc_var("int32")
+                        n = r
+                        if mapped:
+                            n = T.cast(names[r], "int32")
+                        word = T.reinterpret(words[n, u], "uint32")
+                        row_scale = T.alloc_var("int32")
+                        row_scale = 0
+                        if scaled(kind):
+                            row_scale = vote_scale[n] - power
+                        if whole_words:
+                            for i in lane.vectorized(UNIT):
+                                values[i] = g_tile[line, place * UNIT + i]
+                        else:
+                            for i in lane.unrolled(UNIT):
+                                values[i] = T.cast(0, sums)
+                                if u * UNIT + i < K:
+                                    values[i] = g_tile[line, place * UNIT + i]
+                        if not integer:
+                            for i in lane.unrolled(UNIT):
+                                size = size + size_of(values[i])
+                            # Only a number that is not finite can make the sum so.
+                            if bits.magnitude(size) >= INFINITY:
+                                size = T.float32(0.0)
+                                for i in lane.unrolled(UNIT):
                                     bad = T.alloc_var("int32")
-                                    bad = T.cast(is_nan(raw), "int32")
+                                    bad = T.cast(bits.magnitude(values[i]) > INFINITY, "int32")
                                     fault = fault + bad
                                     bounded = bits.clamp(
-                                        raw,
+                                        values[i],
                                         T.float32(-_FLOAT_MAX),
                                         T.float32(_FLOAT_MAX),
                                     )
-                                    g = T.if_then_else(
-                                        bad != 0,
-                                        T.float32(0.0),
-                                        bounded,
-                                    )
-                                    g_tile[line, place * UNIT + at] = g
-                                whole = T.cast(g, "float32")
-                                square = square + whole * whole
-                                if scaled(kind):
-                                    size = size + size_of(g)
-                                column_scale = T.alloc_var("int32")
-                                if wide_scale:
-                                    column_scale = scales[at]
-                                elif scaled(kind):
-                                    column_scale = vote_scale[N + k]
-                                v = vote(
-                                    g,
-                                    scale,
-                                    row_scale,
-                                    column_scale,
-                                    bounds,
-                                    top,
-                                    limit,
-                                    noise_shift,
-                                    key_0,
-                                    key_1,
-                                    kind,
-                                    n,
-                                    k,
+                                    values[i] = T.if_then_else(bad != 0, T.float32(0.0), bounded)
+                                    size = size + size_of(values[i])
+                        for i in lane.unrolled(UNIT):
+                            whole = T.alloc_var("float32")
+                            whole = T.cast(values[i], "float32")
+                            square = bits.fused(whole, whole, square)
+                            column_square[i] = bits.fused(whole, whole, column_square[i])
+                            if integer:
+                                # Two sizes side by side, or one above the other, are below 2**32.
+                                own[i] = size_of(values[i])
+                                above[i] = above[i] + own[i]
+                                if i % 2 == 1:
+                                    size = size + T.cast(own[i - 1] + own[i], sizes)
+                            else:
+                                column_size[i] = column_size[i] + size_of(values[i])
+                        for i in lane.unrolled(UNIT):
+                            moves[i] = vote(
+                                values[i],
+                                scale,
+                                row_scale,
+                                scales[i],
+                                bounds,
+                                top,
+                                limit,
+                                noise_shift,
+                                key_0,
+                                key_1,
+                                kind,
+                                n,
+                                u * UNIT + i,
+                            )
+                        if rule.chosen(SHIFTS, kind):
+                            bound = limit >> 8
+                            # To the left; clipped before it too, so that 32 bits are enough.
+                            if row_scale + least < 0:
+                                for i in lane.unrolled(UNIT):
+                                    left = T.alloc_var("int32")
+                                    left = -(row_scale + scales[i])
+                                    if left > 0:
+                                        moves[i] = bits.clamp(-values[i], -bound, bound)
+                                        moves[i] = moves[i] << T.min(left, 16)
+                                        moves[i] = bits.clamp(moves[i], -bound, bound)
+                        if rule.learns:
+                            for q in lane.unrolled(4):
+                                # Codes are trits plus one.
+                                four = bits.bytes_of(moves, 4 * q)
+                                codes = (word >> T.cast(2 * q, "uint32")) & T.uint32(0x03030303)
+                                score = bits.call("int32", "arb_dot", four, codes, score)
+                                plain = bits.call(
+                                    "int32", "arb_dot", four, T.uint32(0x01010101), plain
                                 )
-                                score = score + v * bits.trit(word, at)
-                                old = T.alloc_var("int32")
-                                if wide:
-                                    old = T.cast(sixteen[at], "int32")
-                                elif rule.bits == 8:
-                                    old = T.cast(votes[n, k], "int32")
-                                elif rule.bits == 4:
-                                    old = bits.nibble(held, i)
-                                else:
-                                    old = bits.trit(held, i)
-                                left = bits.clamp(old - v, lowest(kind), high)
-                                if wide:
-                                    sixteen[at] = T.cast(left, "int8")
-                                elif rule.bits == 8:
-                                    votes[n, k] = T.cast(left, "int8")
-                                elif rule.bits == 4:
-                                    held = bits.with_nibble(held, i, left)
-                                else:
-                                    held = bits.with_trit(held, i, left)
-                        if rule.bits != 8:
-                            votes[n, parts * u + part] = T.reinterpret(held, "int32")
-                    if wide:
-                        for i in lane.vectorized(UNIT):
-                            votes[n, u * UNIT + i] = sixteen[i]
-                score_tile[line, place] = score
-                square_tile[line, place] = square
-                size_tile[line, place] = size
-                fault_tile[line, place] = fault
+                            score = plain - score
+                        if wide:
+                            for q in lane.vectorized(4):
+                                fours[q] = votes[n, 4 * u + q]
+                            for q in lane.unrolled(4):
+                                left_four = bits.call(
+                                    "uint32",
+                                    "arb_moved",
+                                    T.reinterpret(fours[q], "uint32"),
+                                    moves[4 * q],
+                                    moves[4 * q + 1],
+                                    moves[4 * q + 2],
+                                    moves[4 * q + 3],
+                                    lowest(kind),
+                                )
+                                fours[q] = T.reinterpret(left_four, "int32")
+                            for q in lane.vectorized(4):
+                                votes[n, 4 * u + q] = fours[q]
+                        else:
+                            for part in lane.unrolled(parts):
+                                held = T.alloc_var("uint32")
+                                if rule.bits != 8:
+                                    held = T.reinterpret(votes[n, parts * u + part], "uint32")
+                                for i in lane.unrolled(each):
+                                    at = part * each + i
+                                    k = u * UNIT + at
+                                    if k < K:
+                                        old = T.alloc_var("int32")
+                                        if rule.bits == 8:
+                                            old = T.cast(votes[n, k], "int32")
+                                        elif rule.bits == 4:
+                                            old = bits.nibble(held, i)
+                                        else:
+                                            old = bits.trit(held, i)
+                                        left = bits.clamp(old + moves[at], lowest(kind), high)
+                                        if rule.bits == 8:
+                                            votes[n, k] = T.cast(left, "int8")
+                                        elif rule.bits == 4:
+                                            held = bits.with_nibble(held, i, left)
+                                        else:
+                                            held = bits.with_trit(held, i, left)
+                                if rule.bits != 8:
+                                    votes[n, parts * u + part] = T.reinterpret(held, "int32")
+                    if integer and (s % 2 == 1 or s == steps - 1):
+                        for i in lane.unrolled(UNIT):
+                            column_size[i] = column_size[i] + T.cast(above[i], sizes)
+                            above[i] = T.uint32(0)
+                    score_tile[line, place] = score
+                    square_tile[line, place] = square
+                    if scaled(kind):
+                        size_tile[line, place] = size
+                    if not integer:
+                        fault_tile[line, place] = fault
+                for i in lane.vectorized(UNIT):
+                    square_part[t // units, place * UNIT + i] = column_square[i]
+                if scaled(kind):
+                    for i in lane.vectorized(UNIT):
+                        size_part[t // units, place * UNIT + i] = column_size[i]
             for t in lane.parallel(rows):
                 r = bn * rows + t
                 if r < count:
@@ -438,7 +507,8 @@ def cast(
                         square = square + square_tile[t, i]
                         if scaled(kind):
                             size = size + size_tile[t, i]
-                        fault = fault + fault_tile[t, i]
+                        if not integer:
+                            fault = fault + fault_tile[t, i]
                         if rule.learns:
                             u = bk * units + i
                             score = score + score_tile[t, i]
@@ -462,12 +532,10 @@ def cast(
                     size = T.alloc_var(sizes)
                     square = T.float32(0.0)
                     size = T.cast(0, sizes)
-                    for i in T.serial(rows):
-                        if bn * rows + i < count:
-                            whole = T.cast(g_tile[i, t], "float32")
-                            square = square + whole * whole
-                            if scaled(kind):
-                                size = size + size_of(g_tile[i, t])
+                    for i in lane.unrolled(lines):
+                        square = square + square_part[i, t]
+                        if scaled(kind):
+                            size = size + size_part[i, t]
                     column_squares[bn, k] = square
                     if scaled(kind):
                         column_sizes[bn, k] = size
