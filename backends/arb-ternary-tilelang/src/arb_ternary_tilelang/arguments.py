@@ -78,12 +78,13 @@ def readable(
         )
     if tensor.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
-    if tuple(tensor.shape) != size:
+    if tensor.shape != size:
         raise ValueError(f"{name} must be {list(size)}, got {list(tensor.shape)}")
-    detached = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_contiguous() and not tensor.is_neg():
-        return detached
-    return detached.contiguous().resolve_neg()
+        return tensor
+    return tensor.contiguous().resolve_neg()
 
 
 def writable(
