@@ -168,4 +168,6 @@ class TestEveryLaunch(BackendSuite):
             "votes.sums_to_quanta": _quanta,
         }
         ours = backend.build().kernels
-        return _Recorded(kernels={op: _recorded(ours[op], torch_kernels[op]) for op in ours})
+        # Ops that join others have no torch kernel: without them, callers take the others.
+        common = ours.keys() & torch_kernels.keys()
+        return _Recorded(kernels={op: _recorded(ours[op], torch_kernels[op]) for op in common})
