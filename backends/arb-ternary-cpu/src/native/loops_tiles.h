@@ -28,26 +28,32 @@ inline void pack_int8_rows(const int8_t* x, int64_t stride, int64_t terms, int64
   }
 }
 
-void pack_int8(const int8_t* x, int64_t stride, int64_t rows, int64_t terms, int64_t steps, uint8_t flip,
-               uint8_t* panel) {
+// Calls `f` with the number of rows of a panel as a constant.
+template <class F>
+inline void by_rows(int64_t rows, F f) {
   switch (rows) {
     case 1:
-      return pack_int8_rows<1>(x, stride, terms, steps, flip, panel);
+      return f(Index<1>{});
     case 2:
-      return pack_int8_rows<2>(x, stride, terms, steps, flip, panel);
+      return f(Index<2>{});
     case 3:
-      return pack_int8_rows<3>(x, stride, terms, steps, flip, panel);
+      return f(Index<3>{});
     case 4:
-      return pack_int8_rows<4>(x, stride, terms, steps, flip, panel);
+      return f(Index<4>{});
     case 5:
-      return pack_int8_rows<5>(x, stride, terms, steps, flip, panel);
+      return f(Index<5>{});
     case 6:
-      return pack_int8_rows<6>(x, stride, terms, steps, flip, panel);
+      return f(Index<6>{});
     case 7:
-      return pack_int8_rows<7>(x, stride, terms, steps, flip, panel);
+      return f(Index<7>{});
     default:
-      return pack_int8_rows<8>(x, stride, terms, steps, flip, panel);
+      return f(Index<8>{});
   }
+}
+
+void pack_int8(const int8_t* x, int64_t stride, int64_t rows, int64_t terms, int64_t steps, uint8_t flip,
+               uint8_t* panel) {
+  by_rows(rows, [&](auto r) { pack_int8_rows<r.value>(x, stride, terms, steps, flip, panel); });
 }
 
 void pack_float(const void* x, Dtype dtype, int64_t stride, int64_t rows, int64_t terms, int64_t padded, void* to) {
@@ -61,10 +67,115 @@ void pack_float(const void* x, Dtype dtype, int64_t stride, int64_t rows, int64_
   }
 }
 
+// What becomes of the sums of a row of a tile, which are in registers: put(row, sums of its strips), where the row is a
+// constant. These are kept in memory.
+struct KeepInts {
+  int32_t* acc;
+
+  template <class R, int S>
+  [[gnu::always_inline]] void operator()(R r, const V (&sums)[S]) const {
+    unroll<S>(ARB_UNROLLED(s) { store(acc + (r.value * S + s.value) * 16, sums[s.value]); });
+  }
+};
+
+struct KeepFloats {
+  float* acc;
+
+  template <class R, int S>
+  [[gnu::always_inline]] void operator()(R r, const F (&sums)[S]) const {
+    unroll<S>(ARB_UNROLLED(s) { storef(acc + (r.value * S + s.value) * 16, sums[s.value]); });
+  }
+};
+
+// Sixteen elements of a result, or `count`; `past` as in ProductKernels.
+template <Dtype D>
+inline void store_result(Of<D>, void* out, F f, int64_t count, [[maybe_unused]] bool past) {
+#if defined(ARB_STREAMS)
+  if (past && count >= 16) {
+    if constexpr (D == Dtype::float32) {
+      stream(out, as_bits(f));
+    } else {
+      alignas(64) char narrow[64];
+      store_full(narrow, D, f);
+      stream_half(out, narrow);
+    }
+    return;
+  }
+#endif
+  store_floats(out, D, f, count);
+}
+
+// Thirty-two elements.
+template <Dtype D>
+inline void store_results(Of<D> of, void* out, F first, F second, bool past) {
+#if defined(ARB_STREAMS)
+  if (D == Dtype::bfloat16 && !any_nan(first, second)) {
+    const V both = narrow_high(as_bits(nearest(of, first)), as_bits(nearest(of, second)));
+    if (past) return stream(out, both);
+    return store(out, both);
+  }
+#endif
+  store_result(of, out, first, 16, past);
+  store_result(of, element(out, D, 16), second, 16, past);
+}
+
+template <Dtype D, int S>
+inline void store_strips(Of<D> of, void* row, const F (&y)[S], int64_t count, bool past) {
+  if constexpr (S == 2) {
+    if (count >= 32) return store_results(of, row, y[0], y[1], past);
+  }
+  unroll<S>(ARB_UNROLLED(s) {
+    if (count > 16 * s.value) store_result(of, element(row, D, 16 * s.value), y[s.value], count - 16 * s.value, past);
+  });
+}
+
+// And these become results.
+template <Dtype D>
+struct FinishInts {
+  const Finish& to;
+
+  template <class R, int S>
+  [[gnu::always_inline]] void operator()(R r, const V (&sums)[S]) const {
+    const F scale = splatf(to.row_scale[r.value]);
+    F y[S];
+    unroll<S>(ARB_UNROLLED(s) {
+      const F sum = to_float(sub(sums[s.value], load(to.offset + 16 * s.value)));
+      y[s.value] = mulf(mulf(sum, scale), loadf(to.column_scale + 16 * s.value));
+      if (to.bias != nullptr) y[s.value] = addf(y[s.value], loadf(to.bias + 16 * s.value));
+    });
+    store_strips(Of<D>{}, element(to.out, D, r.value * to.out_stride), y, to.count, to.past);
+  }
+};
+
+template <Dtype D>
+struct FinishFloats {
+  const Finish& to;
+
+  template <class R, int S>
+  [[gnu::always_inline]] void operator()(R r, const F (&sums)[S]) const {
+    F y[S];
+    unroll<S>(ARB_UNROLLED(s) {
+      y[s.value] = sums[s.value];
+      if (to.bias != nullptr) y[s.value] = addf(y[s.value], loadf(to.bias + 16 * s.value));
+    });
+    store_strips(Of<D>{}, element(to.out, D, r.value * to.out_stride), y, to.count, to.past);
+  }
+};
+
+template <Dtype D>
+inline FinishInts<D> finish_ints(Of<D>, const Finish& to) {
+  return {to};
+}
+
+template <Dtype D>
+inline FinishFloats<D> finish_floats(Of<D>, const Finish& to) {
+  return {to};
+}
+
 // A panel of few rows leaves too few sums to hide the latency of a product, hence several sets of sums, used in turn.
-template <int R, int S>
+template <int R, int S, class Put>
 inline void tile_int8_of(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, bool fresh,
-                         int32_t* acc) {
+                         const int32_t* acc, const Put& put) {
   constexpr int kWanted = 4 * kTileStrips;
   constexpr int kChains = 4 * R * S <= kWanted ? 4 : (2 * R * S <= kWanted ? 2 : 1);
   V sums[kChains][R * S];
@@ -88,45 +199,61 @@ inline void tile_int8_of(int64_t steps, const uint8_t* panel, int64_t stride, co
     weights += kChains * S * kBlockBytes;
     panel += kChains * stride;
   }
-  unroll<R * S>(ARB_UNROLLED(i) {
-    unroll<kChains - 1>(ARB_UNROLLED(c) { sums[0][i.value] = add(sums[0][i.value], sums[c.value + 1][i.value]); });
-    store(acc + i.value * 16, sums[0][i.value]);
+  unroll<R>(ARB_UNROLLED(r) {
+    V row[S];
+    unroll<S>(ARB_UNROLLED(s) {
+      row[s.value] = sums[0][r.value * S + s.value];
+      unroll<kChains - 1>(ARB_UNROLLED(c) {
+        row[s.value] = add(row[s.value], sums[c.value + 1][r.value * S + s.value]);
+      });
+    });
+    put(r, row);
   });
 }
 
 #if defined(ARB_PAIR_SUMS)
 // Sums of two products in 16 bits, which are widened before they could overflow: a pair of a step is at most 510 times
 // the largest weight. Widening each of them would be half of the work.
+//
+// A function of its own: where more is done with the sums, gcc 12 copies them in every turn of the loop.
 template <int R>
-inline void tile_pairs_of(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int spread,
-                          bool fresh, int32_t* acc) {
-  const int64_t stretch = kPairSteps >> spread;
+[[gnu::noinline]] void sum_pairs(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, V* to) {
+  V sums[R];
+  unroll<R>(ARB_UNROLLED(r) { sums[r.value] = zero(); });
+  // There is at least one; the compiler copies the sums in every turn of a loop that may have none.
+  const int8_t* const end = weights + steps * kBlockBytes;
   do {
-    V sums[R];
-    unroll<R>(ARB_UNROLLED(r) { sums[r.value] = zero(); });
-    const int64_t some = smaller(stretch, steps);
-    // There is at least one; the compiler copies the sums in every turn of a loop that may have none.
-    const int8_t* const end = weights + some * kBlockBytes;
-    do {
-      const V w = load(weights);
-      unroll<R>(ARB_UNROLLED(r) {
-        add_pairs(sums[r.value], splat(load_dword(panel + 4 * r.value)), w);
-      });
-      weights += kBlockBytes;
-      panel += stride;
-    } while (weights != end);
+    const V w = load(weights);
     unroll<R>(ARB_UNROLLED(r) {
-      const V sum = widen_pairs(sums[r.value]);
-      store(acc + r.value * 16, fresh ? sum : add(load(acc + r.value * 16), sum));
+      add_pairs(sums[r.value], splat(load_dword(panel + 4 * r.value)), w);
     });
-    fresh = false;
-    steps -= some;
-  } while (steps > 0);
+    weights += kBlockBytes;
+    panel += stride;
+  } while (weights != end);
+  unroll<R>(ARB_UNROLLED(r) { to[r.value] = widen_pairs(sums[r.value]); });
+}
+
+template <int R, class Put>
+inline void tile_pairs_of(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int spread,
+                          bool fresh, const int32_t* acc, const Put& put) {
+  const int64_t stretch = kPairSteps >> spread;
+  V total[R];
+  unroll<R>(ARB_UNROLLED(r) { total[r.value] = fresh ? zero() : load(acc + r.value * 16); });
+  for (int64_t step = 0; step < steps; step += stretch) {
+    V sums[R];
+    sum_pairs<R>(smaller(stretch, steps - step), panel + step * stride, stride, weights + step * kBlockBytes, sums);
+    unroll<R>(ARB_UNROLLED(r) { total[r.value] = add(total[r.value], sums[r.value]); });
+  }
+  unroll<R>(ARB_UNROLLED(r) {
+    const V row[1] = {total[r.value]};
+    put(r, row);
+  });
 }
 #endif
 
-template <int R, int S>
-inline void tile_float_of(int64_t terms, const float* panel, const float* weights, bool fresh, float* acc) {
+template <int R, int S, class Put>
+inline void tile_float_of(int64_t terms, const float* panel, const float* weights, bool fresh, const float* acc,
+                          const Put& put) {
   F sums[R * S];
   unroll<R * S>(ARB_UNROLLED(i) { sums[i.value] = fresh ? splatf(0.0f) : loadf(acc + i.value * 16); });
   for (int64_t k = 0; k < terms; ++k) {
@@ -142,81 +269,73 @@ inline void tile_float_of(int64_t terms, const float* panel, const float* weight
     weights += S * 16;
     panel += R;
   }
-  unroll<R * S>(ARB_UNROLLED(i) { storef(acc + i.value * 16, sums[i.value]); });
+  unroll<R>(ARB_UNROLLED(r) {
+    F row[S];
+    unroll<S>(ARB_UNROLLED(s) { row[s.value] = sums[r.value * S + s.value]; });
+    put(r, row);
+  });
 }
 
 // A panel has at most kTileRows (or kTileRowsFloat) rows; taller tiles would only spill registers.
-template <int R>
+template <int R, class Put>
 inline void tile_int8_strips(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
-                             [[maybe_unused]] int spread, bool fresh, int32_t* acc) {
+                             [[maybe_unused]] int spread, bool fresh, int32_t* acc, const Put& put) {
   if constexpr (R <= kTileRows) {
 #if defined(ARB_PAIR_SUMS)
-    if (spread <= kPairSpread) return tile_pairs_of<R>(steps, panel, stride, weights, spread, fresh, acc);
+    if (spread <= kPairSpread) return tile_pairs_of<R>(steps, panel, stride, weights, spread, fresh, acc, put);
 #endif
     if (kTileStrips == 1 || strips == 1) {
-      tile_int8_of<R, 1>(steps, panel, stride, weights, fresh, acc);
+      tile_int8_of<R, 1>(steps, panel, stride, weights, fresh, acc, put);
     } else {
-      tile_int8_of<R, kTileStrips>(steps, panel, stride, weights, fresh, acc);
+      tile_int8_of<R, kTileStrips>(steps, panel, stride, weights, fresh, acc, put);
     }
   }
 }
 
-template <int R>
+template <int R, class Put>
 inline void tile_float_strips(int64_t terms, const void* from, const void* decoded, int64_t strips, bool fresh,
-                              float* acc) {
+                              const float* acc, const Put& put) {
   const float* const panel = static_cast<const float*>(from);
   const float* const weights = static_cast<const float*>(decoded);
   if constexpr (R <= kTileRowsFloat) {
     if (kTileStrips == 1 || strips == 1) {
-      tile_float_of<R, 1>(terms, panel, weights, fresh, acc);
+      tile_float_of<R, 1>(terms, panel, weights, fresh, acc, put);
     } else {
-      tile_float_of<R, kTileStrips>(terms, panel, weights, fresh, acc);
+      tile_float_of<R, kTileStrips>(terms, panel, weights, fresh, acc, put);
     }
   }
 }
 
 void tile_int8(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
                int spread, bool fresh, int32_t* acc) {
-  switch (rows) {
-    case 1:
-      return tile_int8_strips<1>(steps, panel, stride, weights, strips, spread, fresh, acc);
-    case 2:
-      return tile_int8_strips<2>(steps, panel, stride, weights, strips, spread, fresh, acc);
-    case 3:
-      return tile_int8_strips<3>(steps, panel, stride, weights, strips, spread, fresh, acc);
-    case 4:
-      return tile_int8_strips<4>(steps, panel, stride, weights, strips, spread, fresh, acc);
-    case 5:
-      return tile_int8_strips<5>(steps, panel, stride, weights, strips, spread, fresh, acc);
-    case 6:
-      return tile_int8_strips<6>(steps, panel, stride, weights, strips, spread, fresh, acc);
-    case 7:
-      return tile_int8_strips<7>(steps, panel, stride, weights, strips, spread, fresh, acc);
-    default:
-      return tile_int8_strips<8>(steps, panel, stride, weights, strips, spread, fresh, acc);
-  }
+  by_rows(rows, [&](auto r) {
+    tile_int8_strips<r.value>(steps, panel, stride, weights, strips, spread, fresh, acc, KeepInts{acc});
+  });
+}
+
+void tile_finish_int8(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights,
+                      int64_t strips, int spread, int32_t* acc, const Finish& finish) {
+  by_dtype(finish.dtype, [&](auto of) {
+    by_rows(rows, [&](auto r) {
+      tile_int8_strips<r.value>(steps, panel, stride, weights, strips, spread, true, acc, finish_ints(of, finish));
+    });
+  });
 }
 
 void tile_float(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, bool fresh,
                 float* acc) {
-  switch (rows) {
-    case 1:
-      return tile_float_strips<1>(terms, panel, weights, strips, fresh, acc);
-    case 2:
-      return tile_float_strips<2>(terms, panel, weights, strips, fresh, acc);
-    case 3:
-      return tile_float_strips<3>(terms, panel, weights, strips, fresh, acc);
-    case 4:
-      return tile_float_strips<4>(terms, panel, weights, strips, fresh, acc);
-    case 5:
-      return tile_float_strips<5>(terms, panel, weights, strips, fresh, acc);
-    case 6:
-      return tile_float_strips<6>(terms, panel, weights, strips, fresh, acc);
-    case 7:
-      return tile_float_strips<7>(terms, panel, weights, strips, fresh, acc);
-    default:
-      return tile_float_strips<8>(terms, panel, weights, strips, fresh, acc);
-  }
+  by_rows(rows, [&](auto r) {
+    tile_float_strips<r.value>(terms, panel, weights, strips, fresh, acc, KeepFloats{acc});
+  });
+}
+
+void tile_finish_float(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips,
+                       const Finish& finish) {
+  by_dtype(finish.dtype, [&](auto of) {
+    by_rows(rows, [&](auto r) {
+      tile_float_strips<r.value>(terms, panel, weights, strips, true, nullptr, finish_floats(of, finish));
+    });
+  });
 }
 
 // Codes of a bit plane: where they are, worth 4**P times as much, if the dot product takes unsigned codes.
@@ -345,38 +464,6 @@ void sum_groups(const int8_t* x, int64_t terms, int64_t group_terms, int32_t* su
     for (int64_t k = start; k < smaller(terms, start + group_terms); ++k) sum += x[k];
     *sums++ = sum;
   }
-}
-
-// Sixteen elements of a result, or `count`; `past` as in ProductKernels.
-template <Dtype D>
-inline void store_result(Of<D>, void* out, F f, int64_t count, [[maybe_unused]] bool past) {
-#if defined(ARB_STREAMS)
-  if (past && count >= 16) {
-    if constexpr (D == Dtype::float32) {
-      stream(out, as_bits(f));
-    } else {
-      alignas(64) char narrow[64];
-      store_full(narrow, D, f);
-      stream_half(out, narrow);
-    }
-    return;
-  }
-#endif
-  store_floats(out, D, f, count);
-}
-
-// Thirty-two elements.
-template <Dtype D>
-inline void store_results(Of<D> of, void* out, F first, F second, bool past) {
-#if defined(ARB_STREAMS)
-  if (D == Dtype::bfloat16 && !any_nan(first, second)) {
-    const V both = narrow_high(as_bits(nearest(of, first)), as_bits(nearest(of, second)));
-    if (past) return stream(out, both);
-    return store(out, both);
-  }
-#endif
-  store_result(of, out, first, 16, past);
-  store_result(of, element(out, D, 16), second, 16, past);
 }
 
 template <Dtype D>

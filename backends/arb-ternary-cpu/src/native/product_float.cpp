@@ -33,16 +33,25 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
     const InUse in_use(unit);
     const Bench bench = benches.of(worker);
     const Task task(kernels, w, shape, all, cut, panels, index, bench, bias);
+    // What a single chunk sums up becomes results before it leaves the registers.
+    const bool at_once = loops.tile_finish != nullptr && chunk == shape.blocks;
     task.sweep(
         shape, panels, chunk, static_cast<float*>(bench.sums), [](const StripGroup&) { return true; },
         [&](int64_t, const StripGroup& group, int64_t block, int64_t count) {
           loops.decode(chunk_of(group.source, block, count), shape.along_rows, bench.weights);
         },
-        [&](const StripGroup& group, int64_t p, int64_t block, int64_t count, float* acc) {
+        [&](int64_t, const StripGroup& group, int64_t p, int64_t block, int64_t count, float* acc) {
+          if (at_once) {
+            loops.tile_finish(panels.rows(p), count * kBlockSide, packed.at(p, block, count), bench.weights,
+                              group.source.strips,
+                              group.columns.finish(result, panels.start(p), nullptr, nullptr, bias != nullptr, past));
+            return;
+          }
           loops.tile(panels.rows(p), count * kBlockSide, packed.at(p, block, count), bench.weights, group.source.strips,
                      block == 0, acc);
         },
         [&](int64_t, const StripGroup& group, int64_t p, const float* acc) {
+          if (at_once) return;
           const Columns& columns = group.columns;
           kernels.finish_float(acc, panels.rows(p), columns.lanes, columns.count,
                                bias == nullptr ? nullptr : columns.bias, result.at(panels.start(p), columns.first),

@@ -44,6 +44,8 @@ struct IntegerProduct {
   void narrow(const Task& task, const Bench& bench) const {
     alignas(64) int32_t offsets[kKeptGroups][kMaxLanes];
     int8_t* const weights = static_cast<int8_t*>(bench.weights);
+    // What a single chunk sums up becomes results before it leaves the registers.
+    const bool at_once = loops.tile_finish != nullptr && chunk_blocks == shape.blocks;
     task.sweep(
         shape, panels, chunk_blocks, static_cast<int32_t*>(bench.sums),
         [&](const StripGroup& group) { return in_32_bits(group); },
@@ -51,10 +53,19 @@ struct IntegerProduct {
           if (block == 0) std::memset(offsets[i], 0, sizeof offsets[i]);
           loops.decode(chunk_of(group.source, block, count), shape.along_rows, 0, weights, offsets[i]);
         },
-        [&](const StripGroup& group, int64_t p, int64_t block, int64_t count, int32_t* acc) {
+        [&](int64_t i, const StripGroup& group, int64_t p, int64_t block, int64_t count, int32_t* acc) {
+          if (at_once) {
+            const auto* const rows = reinterpret_cast<const uint8_t*>(packed.at(p, block, count));
+            const int64_t row = panels.start(p);
+            loops.tile_finish(panels.rows(p), count * kStepsPerBlock, rows, 4 * panels.rows(p), weights,
+                              group.source.strips, group.spread, acc,
+                              group.columns.finish(result, row, offsets[i], row_scale + row, bias != nullptr, past));
+            return;
+          }
           tile(p, block, count, weights, group.source.strips, group.spread, block == 0, acc);
         },
         [&](int64_t i, const StripGroup& group, int64_t p, const int32_t* acc) {
+          if (at_once) return;
           const Columns& columns = group.columns;
           const int64_t row = panels.start(p);
           kernels.finish_int8(acc, offsets[i], panels.rows(p), columns.lanes, columns.count, row_scale + row,

@@ -137,6 +137,19 @@ int set_up(const ProductKernels& kernels, const Weight& w, const Shape& shape, c
 // `source` cut down to a stretch of its blocks.
 DecodeSource chunk_of(const DecodeSource& source, int64_t first, int64_t count);
 
+struct Result {
+  void* out;
+  int64_t stride;
+  Dtype dtype;
+
+  void* at(int64_t row, int64_t column) const {
+    return static_cast<char*>(out) + (row * stride + column) * dtype_size(dtype);
+  }
+
+  // Before `rows` of it are written. Returns whether to write past the caches.
+  bool prepare(int64_t rows) const;
+};
+
 // Lanes of a group of strips: what they are multiplied with, and where they end.
 struct Columns {
   alignas(64) float scale[kMaxLanes] = {};  // 2**floor
@@ -147,6 +160,12 @@ struct Columns {
       : first(first_strip * kBlockSide), lanes(source.strips * kBlockSide), count(least(lanes, shape.outputs - first)) {
     for (int64_t i = 0; i < lanes; ++i) scale[i] = power_of_two(source.floors[i]);
     if (all_bias != nullptr) std::memcpy(bias, all_bias + first, static_cast<size_t>(count) * sizeof(float));
+  }
+
+  // How the sums of rows from `row` on become results.
+  Finish finish(const Result& to, int64_t row, const int32_t* offset, const float* row_scale, bool has_bias,
+                bool past) const {
+    return {offset, row_scale, scale, has_bias ? bias : nullptr, count, to.at(row, first), to.stride, to.dtype, past};
   }
 };
 
@@ -163,19 +182,6 @@ struct StripGroup {
         columns(shape, source, first_strip, bias) {}
   StripGroup(const StripGroup&) = delete;
   StripGroup& operator=(const StripGroup&) = delete;
-};
-
-struct Result {
-  void* out;
-  int64_t stride;
-  Dtype dtype;
-
-  void* at(int64_t row, int64_t column) const {
-    return static_cast<char*>(out) + (row * stride + column) * dtype_size(dtype);
-  }
-
-  // Before `rows` of it are written. Returns whether to write past the caches.
-  bool prepare(int64_t rows) const;
 };
 
 // While it is there, the thread may use a matrix unit.
@@ -238,8 +244,8 @@ class Task {
   const StripGroup& group(int64_t i) const { return *groups_[i]; }
 
   // Sums over all blocks, a chunk at a time: for every chunk and each group `decode(group index, group, first block,
-  // count)`, then for every panel `tile(group, panel, first block, count, sums)`, which overwrites the sums from block
-  // 0 on, and `finish(group index, group, panel, sums)` after the last chunk. Leaves out groups for which
+  // count)`, then for every panel `tile(group index, group, panel, first block, count, sums)`, which overwrites the sums
+  // from block 0 on, and `finish(group index, group, panel, sums)` after the last chunk. Leaves out groups for which
   // `takes(group)` is false.
   template <class T, class Takes, class Decode, class Tile, class Finish>
   void sweep(const Shape& shape, const Panels& panels, int64_t chunk, T* all_sums, Takes takes, Decode decode,
@@ -258,7 +264,7 @@ class Task {
           for (int64_t p = first; p < stop; ++p) {
             const int64_t row = panels.start(p) - panels.start(first);
             T* const sums = kept ? all_sums + i * kKeptSums + row * strips.columns.lanes : all_sums;
-            tile(strips, p, block, count, sums);
+            tile(i, strips, p, block, count, sums);
             if (block + count == shape.blocks) finish(i, strips, p, sums);
           }
         }

@@ -65,6 +65,19 @@ struct MatrixUnit {
   void (*end)() = nullptr;
 };
 
+// Where the results of a tile go, and what they are made with; as the arguments of finish_int8 and finish_float.
+struct Finish {
+  const int32_t* offset;      // of integer products, as the next two
+  const float* row_scale;
+  const float* column_scale;
+  const float* bias;          // may be null
+  int64_t count;
+  void* out;
+  int64_t out_stride;
+  Dtype dtype;
+  bool past;
+};
+
 // Products of int8, exact modulo 2**32.
 struct Int8Loops {
   int64_t rows = 0;  // that a panel has at most; 0 where there are no such loops
@@ -81,6 +94,10 @@ struct Int8Loops {
   void (*tile)(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
                int spread, bool fresh, int32_t* acc) = nullptr;
   MatrixUnit unit = {};
+  // The tile of all terms at once, and what finish_int8 makes of it, without writing the sums; null where there is none.
+  // `acc` is for sums on the way.
+  void (*tile_finish)(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights,
+                      int64_t strips, int spread, int32_t* acc, const Finish& finish) = nullptr;
 };
 
 // Products of floats of one type, summed in float32. A step is one term of float32 or two of bfloat16, 4 bytes a row of
@@ -97,6 +114,9 @@ struct FloatLoops {
   void (*tile)(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, bool fresh,
                float* acc) = nullptr;
   MatrixUnit unit = {};
+  // The tile of all terms at once, and what finish_float makes of it; null where there is none.
+  void (*tile_finish)(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips,
+                      const Finish& finish) = nullptr;
 };
 
 // How a gradient is rounded as it is and with its rows multiplied by factors, as in round_stochastic.

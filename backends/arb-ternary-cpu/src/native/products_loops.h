@@ -13,11 +13,11 @@ namespace {
 constexpr ProductKernels kProducts = {
     kTileStrips,
     kFewRows,
-    {kTileRows, kFlip, pack_int8, decode_int8<kFlip>, tile_int8},
+    {kTileRows, kFlip, pack_int8, decode_int8<kFlip>, tile_int8, {}, tile_finish_int8},
     sum_groups,
     few_int8,
     finish_int8,
-    {kTileRowsFloat, 4, pack_float, decode_float, tile_float},
+    {kTileRowsFloat, 4, pack_float, decode_float, tile_float, {}, tile_finish_float},
     finish_float,
     gather_columns,
     place_lines,
