@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from arb_ternary.cli.options import as_json, completes, overrides, plugin_files
+from arb_ternary_train.freed_memory import keep_freed_memory
 from arb_ternary_train.openmp import wait_passively
 
 
@@ -92,6 +93,7 @@ def train(
     together, with the results of one process; this needs the package arb-ternary-distributed.
     """
     wait_passively()
+    keep_freed_memory()
     from arb_ternary_train.cli.outcome import show_outcome
     from arb_ternary_train.loading import in_only_phase, load_config
     from arb_ternary_train.runner import RunRequest
