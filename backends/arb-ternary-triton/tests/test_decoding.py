@@ -294,19 +294,27 @@ def test_votes_in_words_are_those_of_the_reference(columns: int) -> None:
 
 KERNEL = """
 #blocked = #ttg.blocked<{{sizePerThread = [1, 1, 1], order = [2, 1, 0]}}>
+#four = #ttg.blocked<{{sizePerThread = [1, 4, 4], warps = [2, 1, 1], order = [2, 0, 1]}}>
+#turned = #ttg.blocked<{{sizePerThread = [1, 4, 4], order = [1, 2, 0]}}>
 #linear = #ttg.linear<{{register = [[0, 0, 1], [0, 0, 2], [8, 0, 0]], lane = [[1, 0, 0]]}}>
 #other = #ttg.linear<{{register = [[0, 1, 0], [0, 0, 1], [0, 0, 2]], lane = [[1, 0, 0]]}}>
 %1 = tt.elementwise_inline_asm "prmt" {{packed_element = 4 : i32}} %0 : {kind} -> {kind}
 """
 
 
-def test_four_neighbours_on_the_last_axis_are_taken() -> None:
-    check_packing(KERNEL.format(kind="tensor<64x8x4xi8, #linear>"))
+@pytest.mark.parametrize("layout", ["linear", "four"])
+def test_four_neighbours_on_the_last_axis_are_taken(layout: str) -> None:
+    check_packing(KERNEL.format(kind=f"tensor<64x8x4xi8, #{layout}>"))
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["tensor<64x8x4xi8, #blocked>", "tensor<64x8x4xi8, #other>", "tensor<64x8x1xi8, #linear>"],
+    [
+        "tensor<64x8x4xi8, #blocked>",
+        "tensor<64x8x4xi8, #turned>",
+        "tensor<64x8x4xi8, #other>",
+        "tensor<64x8x1xi8, #linear>",
+    ],
 )
 def test_four_elements_that_are_no_neighbours_are_refused(kind: str) -> None:
     with pytest.raises(RuntimeError, match="choose another tile"):

@@ -132,6 +132,14 @@ def banded_trits(trit, shift, BAND_START: tl.constexpr):
 
 
 @triton.jit
+def _four_times(x):
+    """Return ``x [...]`` four times, ``[..., 4]``: a thread has the four side by side."""
+    twice = tl.join(x, x)
+    shape: tl.constexpr = x.shape + [4]  # noqa: RUF005
+    return tl.reshape(tl.join(twice, twice), shape)
+
+
+@triton.jit
 def looked_up(table, selectors, ISA: tl.constexpr):
     """Return the bytes of ``table`` that the four lowest nibbles of ``selectors`` say.
 
@@ -146,8 +154,8 @@ def looked_up(table, selectors, ISA: tl.constexpr):
     """
     shape: tl.constexpr = selectors.shape + [4]  # noqa: RUF005
     if ISA == NVIDIA:
-        table = tl.broadcast_to(tl.expand_dims(table, -1), shape)
-        selectors = tl.broadcast_to(tl.expand_dims(selectors, -1), shape)
+        table = _four_times(tl.broadcast_to(table, selectors.shape))
+        selectors = _four_times(selectors)
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, 0, $5;",
             "=r,r,r,r,r,r,r,r,r",
