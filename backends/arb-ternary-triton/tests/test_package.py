@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from arb_ternary.backends.protocol import (
+    COMBINED_OPS,
     FUSED_VOTES,
     NARROW_NOISE,
     NARROW_VOTES,
@@ -47,6 +48,7 @@ def test_every_op_is_its_own() -> None:
     assert set(backend.kernels) == {
         *REQUIRED_OPS,
         *OPTIONAL_OPS,
+        *(set(COMBINED_OPS) - {"add_votes"}),
         *WIRE_KERNELS,
         "votes.sums_to_quanta",
     }

@@ -118,6 +118,8 @@ def _in_our_layout(name: str, value: Any, shape: WeightShape | None) -> Any:
     """An argument for kernels that read and write nothing: a copy, in our layout where that
     differs.
     """
+    if isinstance(value, list):
+        return [_in_our_layout(name, each, shape) for each in value]
     if isinstance(value, VoteState):
         copies: dict[str, Any] = {
             field: each.clone()
@@ -159,6 +161,25 @@ def _quanta(
     return ((sums.long() * ((whole << 24) + fraction) + noise) >> 24).to(torch.int32)
 
 
+def _both(grad: Tensor, row_scale: Tensor, *words: int) -> tuple[Tensor, ...]:
+    seed, step, stream, folded_stream = words
+    quantize = reference.KERNELS["quantize_gradient"]
+    folded = grad * row_scale.to(grad.dtype)[:, None]
+    return (*quantize(grad, seed, step, stream), *quantize(folded, seed, step, folded_stream))
+
+
+def _several(
+    grads: list[Tensor], row_scale: Tensor, words: list[tuple[int, ...]]
+) -> list[tuple[Tensor, ...]]:
+    return [_both(grad, row_scale, *each) for grad, each in zip(grads, words, strict=True)]
+
+
+def _together(op: str, states: list[VoteState], settings: list[tuple[int, ...]]) -> Tensor:
+    apply = reference.KERNELS[op]
+    calls = zip(states, settings, strict=True)
+    return torch.stack([apply(state, *each) for state, each in calls])
+
+
 @pytest.mark.slow
 class TestEveryLaunch(BackendSuite):
     def make_backend(self) -> KernelBackend:
@@ -166,8 +187,10 @@ class TestEveryLaunch(BackendSuite):
             **reference.build().kernels,
             **WIRE_KERNELS,
             "votes.sums_to_quanta": _quanta,
+            # These join others. Without a kernel, callers take the others.
+            "quantize_gradients": _both,
+            "quantize_several": _several,
+            "apply_together": _together,
         }
         ours = backend.build().kernels
-        # Ops that join others have no torch kernel: without them, callers take the others.
-        common = ours.keys() & torch_kernels.keys()
-        return _Recorded(kernels={op: _recorded(ours[op], torch_kernels[op]) for op in common})
+        return _Recorded(kernels={op: _recorded(ours[op], torch_kernels[op]) for op in ours})
