@@ -23,21 +23,21 @@ ROOT = Path(__file__).parents[1]
 #: Largest number of AST nodes by package, in thousands. A change that needs more raises its line
 #: here, where a reviewer sees it.
 BUDGETS = {
-    "core": 61.2,
+    "core": 62,
     "arb-ternary-train": 67.9,
     "arb-ternary-distributed": 24,
     "arb-ternary-interchange": 55.5,
     "arb-ternary-chat": 8.5,
     "arb-ternary-evals": 3.6,
     "arb-ternary-manifests": 15.8,
-    "arb-ternary-text": 60.6,
+    "arb-ternary-text": 62.2,
     "arb-ternary-track": 5.1,
     "arb-ternary-trainers": 14,
     "arb-ternary-upcycle": 52.3,
     "arb-ternary-progressive": 38.6,
     "arb-ternary-orchestrator": 26.8,
     "arb-ternary-bench": 75,
-    "arb-ternary-testing": 33.4,
+    "arb-ternary-testing": 34.6,
     "arb-ternary-votes": 10.6,
     "arb-ternary-gqc": 9.8,
     "arb-ternary-qat": 5.9,
@@ -46,15 +46,15 @@ BUDGETS = {
     "arb-ternary-vision": 19.8,
     "arb-ternary-audio": 10.1,
     "arb-ternary-diffusion": 11.6,
-    "arb-ternary-cpu": 15.6,
-    "arb-ternary-triton": 37,
-    "arb-ternary-tilelang": 30.7,
+    "arb-ternary-cpu": 15.9,
+    "arb-ternary-triton": 46,
+    "arb-ternary-tilelang": 32,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 691
+TOTAL = 705
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
-DENSITIES = {"core": 9.1, "arb-ternary-train": 8.5}
+DENSITIES = {"core": 9.1, "arb-ternary-tilelang": 9.2, "arb-ternary-train": 8.5}
 
 
 class Size(NamedTuple):
