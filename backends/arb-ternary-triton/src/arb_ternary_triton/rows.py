@@ -120,6 +120,20 @@ def quantize_gradients(
     return found
 
 
+def _quantize_apart(
+    grad_MN: Tensor, row_scale_M: Tensor, seed: int, step: int, stream: int, folded_stream: int
+) -> QuantizedPair:
+    """Do the work of :func:`quantize_gradients` by two calls.
+
+    Kernels have no float64, in which the product with the scales is rounded.
+    """
+    folded_MN = grad_MN * row_scale_M.to(grad_MN.dtype).unsqueeze(1)
+    return (
+        *quantize_gradient(grad_MN, seed, step, stream),
+        *quantize_gradient(folded_MN, seed, step, folded_stream),
+    )
+
+
 def quantize_several(
     grads: Sequence[Tensor], row_scale_M: Tensor, words: Sequence[Words]
 ) -> list[QuantizedPair]:
@@ -130,6 +144,11 @@ def quantize_several(
         row_scale_M: scales of the rows, float32.
         words: what to draw from, for each gradient.
     """
+    if grads[0].dtype is torch.float64:
+        return [
+            _quantize_apart(grad, row_scale_M, *each)
+            for grad, each in zip(grads, words, strict=True)
+        ]
     count = len(grads)
     rows = grads[0].shape[0]
     is_bfloat16 = grads[0].dtype is torch.bfloat16

@@ -447,7 +447,7 @@ class ProductTests(BackendCase):
         assert float(scale) == wanted_scale
         self.assert_equal(q, wanted_q)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("scales", ["ordinary", "zero", "not finite"])
     def test_both_roundings_of_several_gradients(self, scales: str, dtype: torch.dtype) -> None:
         rng = np.random.default_rng(8)
