@@ -47,11 +47,11 @@ BUDGETS = {
     "arb-ternary-audio": 10.1,
     "arb-ternary-diffusion": 11.6,
     "arb-ternary-cpu": 15.9,
-    "arb-ternary-triton": 46,
+    "arb-ternary-triton": 46.2,
     "arb-ternary-tilelang": 32,
 }
 #: Largest number of AST nodes of all packages together, without studies, in thousands.
-TOTAL = 705
+TOTAL = 706
 #: Most AST nodes per code line of a package.
 DENSITY = 9.0
 DENSITIES = {"core": 9.1, "arb-ternary-tilelang": 9.2, "arb-ternary-train": 8.5}
