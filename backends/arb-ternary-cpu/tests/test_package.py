@@ -28,6 +28,7 @@ from arb_ternary_cpu.sources import check_sources, digest_of
 from arb_ternary_distributed.wire import WIRE_KERNELS
 from arb_ternary_text.models.block_kernels import BLOCK_OPS
 from arb_ternary_text.models.native_decode import DECODE_ROWS, DECODE_STEP
+from arb_ternary_text.models.trit_vector import VECTOR_OPS
 from arb_ternary_vision.convolution_ops import CONVOLUTION_OPS
 from arb_ternary_votes.levels import SUMS_TO_QUANTA
 
@@ -139,6 +140,7 @@ def test_every_op_is_native() -> None:
         SUMS_TO_QUANTA,
         *CONVOLUTION_OPS,
         *BLOCK_OPS,
+        *VECTOR_OPS,
         DECODE_ROWS,
         DECODE_STEP,
     }

@@ -17,7 +17,7 @@ from arb_ternary.counters.hashing import MICRO, STEP
 from arb_ternary.optim.protocol import StepOutcome, copied_attributes
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
-from arb_ternary.ternary.vote_calls import VoteCall, apply_calls
+from arb_ternary.ternary.vote_calls import VoteCall, apply_together
 
 
 def is_finite(value: Tensor | float | None) -> bool:
@@ -243,9 +243,20 @@ class TernaryOptimizer(Optimizer):
                     exponent_calls.append(VoteCall(module, "apply_exponent_votes", settings))
 
         # Exponents move first: their votes were taken on the trits before the flips.
-        moves = apply_calls(exponent_calls)
-        flips = apply_calls([VoteCall(each, how.kernel, how.settings) for each, how in updates])
+        together = apply_together(exponent_calls)
+        moves: list[Tensor] = []
+        for call in exponent_calls:
+            count = together.get(call.module)
+            if count is None:
+                count = call.module.apply_exponent_votes(*call.settings)
+            moves.append(count)
+        together = apply_together(VoteCall(each, how.kernel, how.settings) for each, how in updates)
+        flips: list[Tensor] = []
         for module, update in updates:
+            count = together.get(module)
+            if count is None:
+                count = module.apply_votes(update.kernel, *update.settings)
+            flips.append(count)
             if isinstance(module, TernaryLinear):
                 module.apply_bias_votes(update.bias_threshold)
 

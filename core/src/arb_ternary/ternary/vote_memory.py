@@ -277,8 +277,8 @@ class VoteMemory(nn.Module):
 
         With ``ahead``, also those that follow, up to the next call of this or :meth:`undo_votes`.
         """
-        if ahead or self.kept_votes is not None:  # to set an attribute of a module takes long
-            self.kept_votes = {} if ahead else None
+        # For every module in every step: the way through ``nn.Module.__setattr__`` takes longer.
+        self.__dict__["kept_votes"] = {} if ahead else None
 
     @torch.no_grad()
     def undo_votes(self) -> None:

@@ -29,6 +29,9 @@ from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.ternary.module import TernaryModule, VoteOptions
 from arb_ternary_text.models.config import VECTOR_TRITS
 
+#: The ops that a backend needs for several vectors at once.
+VECTOR_OPS: Final = ("text.vector_values", "text.cast_vectors")
+
 #: Initial accumulators are spread from minus this to this: one less than the smallest threshold at
 #: which a rule flips a trit.
 _SPREAD: Final = 31
