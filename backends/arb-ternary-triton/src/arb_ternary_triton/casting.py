@@ -125,6 +125,9 @@ class _Cast:
         in_words = shape.vote_bits == 8 and shape.in_features % 4 == 0
         keys = self._keys(USE_VOTE_ROUNDING, shape.out_features * shape.in_features)
         smallest = -shape.largest_vote if self.mode else shape.smallest_vote
+        longest = max(constants["ROWS"], constants["COLUMNS"])
+        # What a product sums in 64 bits is not read in 32.
+        short = self.integer and not constants.get("LONG") and largest * longest < 1 << 32
         launch(
             kernel,
             grid,
@@ -156,7 +159,7 @@ class _Cast:
             HAS_SCALE=self.scale is not None,
             WIDE=keys.wide,
             WORDS=in_words and votes.data_ptr() % 4 == 0,
-            SHORT=self.integer and largest * max(constants["ROWS"], constants["COLUMNS"]) < 1 << 32,
+            SHORT=short,
             ISA=instruction_set(votes.device),
             **constants,
         )
