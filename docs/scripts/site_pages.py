@@ -21,6 +21,8 @@ from mkdocs.structure.pages import Page
 
 REPORTS = "plugins/arb-ternary-bench/reports/"
 ROOT = Path(__file__).parents[2]
+#: A link to a file of the repository that is not on the site.
+OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:plugins|backends|results)/[^)]*\)")
 #: Code of one word that fits on a line of a phone: it is not broken.
 SHORT_CODE = re.compile(r"<code>([^<\s]{1,32})</code>")
 
@@ -53,13 +55,19 @@ def reference_nav(names: list[str]) -> list[Any]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of the repository to those of the site; called by mkdocs for every page."""
+    """Rewrite the links of the repository to those of the site; called by mkdocs for every page.
+
+    Of a link to a file that is not on the site, the text is left.
+    """
     if page.file.src_uri == "contributing.md":
         return markdown.replace("](docs/", "](")
     if page.file.src_uri.startswith("reports/"):
-        return markdown.replace("](../../../docs/", "](../")
-    depth = page.file.src_uri.count("/")
-    return markdown.replace(f"]({'../' * (depth + 1)}{REPORTS}", f"]({'../' * depth}reports/")
+        markdown = markdown.replace("](../../../docs/", "](../")
+    else:
+        depth = page.file.src_uri.count("/")
+        here = f"]({'../' * (depth + 1)}{REPORTS}"
+        markdown = markdown.replace(here, f"]({'../' * depth}reports/")
+    return OUTSIDE.sub(r"\1", markdown)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
