@@ -293,9 +293,8 @@ def linear_backward(
     integer = gradients == "int8"
     grad_MN = grad_MN.contiguous()
 
-    wants_both = integer and needs_input and casts and scale_M is not None
-    if wants_both and scale_M is not None and both is None and not (traced or owns_grad):
-        both = _quantize_both(grad_MN, scale_M, state)
+    if both is None and integer and needs_input and casts and not (traced or owns_grad):
+        both = None if scale_M is None else _quantize_both(grad_MN, scale_M, state)
 
     grad_x = None
     if needs_input:
@@ -338,11 +337,14 @@ def _quantize_both(grad_MN: Tensor, scale_M: Tensor, state: VoteState) -> Quanti
     kernel_of_both: Any = get_backend(state.backend).kernels.get("quantize_gradients")
     if kernel_of_both is None or grad_MN.numel() >= 1 << 32:
         return None
-    seed, step, stream = state.draw()
-    found: QuantizedPair = kernel_of_both(
-        grad_MN, scale_M, seed, step, stream + USE_GRAD_INPUT, stream + USE_VOTES
-    )
+    found: QuantizedPair = kernel_of_both(grad_MN, scale_M, *_words_of_both(state))
     return found
+
+
+def _words_of_both(state: VoteState) -> tuple[int, int, int, int]:
+    """Return what a gradient is rounded with: seed, step, and the streams for rows and votes."""
+    seed, step, stream = state.draw()
+    return seed, step, stream + USE_GRAD_INPUT, stream + USE_VOTES
 
 
 def quantize_related(
@@ -352,10 +354,7 @@ def quantize_related(
 
     The backend of the states has the kernel ``quantize_several``.
     """
-    words = []
-    for state in states:
-        seed, step, stream = state.draw()
-        words.append((seed, step, stream + USE_GRAD_INPUT, stream + USE_VOTES))
+    words = [_words_of_both(state) for state in states]
     several: Any = get_backend(states[0].backend).kernels["quantize_several"]
     found: list[QuantizedPair] = several(grads, scale_M, words)
     return found
