@@ -156,7 +156,7 @@ def _weight(scale: Tensor | None, state: VoteState) -> _native.Weight:
 
 
 def _scaled(grad: Tensor, scale: Tensor | None, state: VoteState) -> tuple[_native.Scaled, Tensor]:
-    """What the kernels are told about scaled votes, and the factors, which have to live as long."""
+    """Return the kernels' rule of scaled votes, and its factors, which have to live as long."""
     limits = state.check_scaling(scale is not None and grad.dtype == torch.int8)
     magnitudes, vote_scale = state.scaling
     size = (state.sizes[0] + state.sizes[1],)
