@@ -210,7 +210,6 @@ TABLES = (
     ("whole-train-512x8", "train-512x8.json", table(training.TABLE), (WHOLE,)),
     ("whole-train-1024x12", "train-1024x12.json", table(training.TABLE), (WHOLE,)),
     ("whole-train-2048x4", "train-2048x4.json", table(training.TABLE), (WHOLE,)),
-    ("whole-train-malloc", "train-malloc.json", table(training.TABLE), (WHOLE,)),
     ("whole-generate", "generate.json", table(generation.TABLE), (WHOLE,)),
     ("whole-generate-7b", "generate-7b.json", table(generation.TABLE), (WHOLE,)),
     ("reasoning", "reasoning.json", table(reasoning.TABLE), (LANGUAGE,)),

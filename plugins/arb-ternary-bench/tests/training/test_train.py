@@ -24,6 +24,7 @@ from arb_ternary_bench.training.parts import PARTS
 from arb_ternary_bench.training.result import TABLE
 from arb_ternary_bench.training.sizes import SIZES, TrainSize
 from arb_ternary_bench.training.trainees import FLOAT_WAYS, TrainWay, chosen_ways, train_ways
+from arb_ternary_train import freed_memory
 
 TINY = evolve(SIZES["tiny"], batch=1, block=8)
 EAGER = [way for way in train_ways(["torch"], compiled=False) if way.role != "qat"]
@@ -132,8 +133,11 @@ def asked_for(way: str, **more: Any) -> dict[str, Any]:
     return {"way": way, "size": asdict(TINY), "threads": 1, "seed": 0, "profile": False, **more}
 
 
-def test_child_answers_every_request_and_reports_memory() -> None:
+def test_child_answers_every_request_and_reports_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    monkeypatch.setattr(freed_memory, "keep_freed_memory", lambda: kept.append("as arb train"))
     ready, *steps, end = respond(asked_for("torch/pure"), ["step\n", "step\n"])
+    assert kept == ["as arb train"]
     assert ready["pure"]
     assert ready["losses"][-1] < ready["losses"][0]
     assert [set(step) for step in steps] == [{"wall", "processor"}] * 2
@@ -160,12 +164,6 @@ def test_a_process_that_fails_shows_its_own_message() -> None:
         TrainProcess(asked),
     ):
         pass
-
-
-def test_threads_and_malloc_come_from_the_environment() -> None:
-    plain = Trainee(way=TrainWay("float32"), size=TINY, threads=3)
-    assert "GLIBC_TUNABLES" not in plain.environment()
-    assert "trim_threshold" in evolve(plain, malloc="kept").environment()["GLIBC_TUNABLES"]
 
 
 # --- the bench, with processes that are none
@@ -316,14 +314,6 @@ def test_processor_time_is_taken_where_it_is_asked_for(fake: Callable[..., dict[
         0.5,
         0.25,
     )
-
-
-def test_memory_is_measured_both_ways(fake: Callable[..., dict[str, Any]]) -> None:
-    result = fake(malloc=("default", "kept"), ways=(TrainWay("float32"),))
-    assert [row["name"] for row in result["cells"][0]["rows"]] == [
-        "float32",
-        "float32, malloc kept",
-    ]
 
 
 @pytest.mark.usefixtures("fake")

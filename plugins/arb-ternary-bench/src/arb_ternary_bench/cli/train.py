@@ -50,13 +50,6 @@ def _sizes() -> Any:
     callback=counts("a number of threads"),
     help="Numbers of threads, each measured.",
 )
-@click.option(
-    "--malloc",
-    type=click.Choice(["default", "kept", "both"]),
-    default="default",
-    show_default=True,
-    help="kept: freed memory stays with the process (glibc).",
-)
 @click.option("--no-compile", is_flag=True, help="Leave out what needs a compiler.")
 @click.option(
     "--profile/--no-profile", default=True, show_default=True, help="Split the steps into parts."
@@ -76,7 +69,6 @@ def train(
     backends: tuple[str, ...],
     trainees: tuple[str, ...],
     threads: tuple[int, ...],
-    malloc: str,
     no_compile: bool,
     profile: bool,
     clock: str,
@@ -104,7 +96,6 @@ def train(
         sizes=sizes,
         ways=chosen_ways(train_ways(backends, compiled=not no_compile), trainees),
         threads=threads,
-        malloc=("default", "kept") if malloc == "both" else (malloc,),
         seconds=seconds,
         profile=profile,
         clock=clock,

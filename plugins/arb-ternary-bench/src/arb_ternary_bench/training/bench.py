@@ -42,7 +42,6 @@ class TrainBench:
         sizes: decoders.
         ways: of training.
         threads: numbers of threads, each measured.
-        malloc: settings of memory, each measured: ``default``, ``kept``.
         seconds: about how long each way is timed.
         profile: whether steps are split into parts, in further processes.
         clock: one of :data:`CLOCKS`.
@@ -51,7 +50,6 @@ class TrainBench:
     sizes: tuple[TrainSize, ...]
     ways: tuple[TrainWay, ...]
     threads: tuple[int, ...] = (1, 2)
-    malloc: tuple[str, ...] = ("default",)
     seconds: float = 10.0
     profile: bool = True
     clock: str = "wall"
@@ -62,11 +60,7 @@ class TrainBench:
 
     def trainees(self, size: TrainSize, threads: int) -> list[Trainee]:
         """Return what is measured of a decoder."""
-        return [
-            Trainee(way=way, size=size, threads=threads, malloc=malloc)
-            for way in self.ways
-            for malloc in self.malloc
-        ]
+        return [Trainee(way=way, size=size, threads=threads) for way in self.ways]
 
 
 def run_train_bench(bench: TrainBench, *, say: Say = lambda _: None) -> dict[str, Any]:
@@ -125,9 +119,8 @@ class _Measured:
         facts = self.facts
         way = self.trainee.way
         return {
-            "name": self.trainee.name,
+            "name": self.trainee.way.name,
             "way": way.name,
-            "malloc": self.trainee.malloc,
             "role": way.role,
             "compiled": way.compiled,
             "what": way.what(),
@@ -174,7 +167,7 @@ def _measure_cell(bench: TrainBench, size: TrainSize, threads: int, say: Say) ->
         split = None
         if bench.profile:
             split = TrainProcess.profiled(each.trainee)
-            say(f"{title}: {each.trainee.name} profiled")
+            say(f"{title}: {each.trainee.way.name} profiled")
         rows.append(each.row(split))
     return {
         "size": size.name,
@@ -185,7 +178,7 @@ def _measure_cell(bench: TrainBench, size: TrainSize, threads: int, say: Say) ->
         "load_average": load,
         "load_average_at_end": load_average(),
         "excluded": [
-            {"name": each.trainee.name, "reason": each.failure}
+            {"name": each.trainee.way.name, "reason": each.failure}
             for each in everyone
             if each.failure is not None
         ],
@@ -239,7 +232,7 @@ def _measure_group(group: Sequence[_Measured], bench: TrainBench, seconds: float
 
         variants = [
             Variant(
-                name=each.trainee.name,
+                name=each.trainee.way.name,
                 call=each.timed(process, bench.clock),
                 reports_seconds=True,
             )
@@ -247,13 +240,13 @@ def _measure_group(group: Sequence[_Measured], bench: TrainBench, seconds: float
         ]
         timings = measure(variants, seconds)
         for each, process in running:
-            timing = timings[each.trainee.name]
+            timing = timings[each.trainee.way.name]
             each.least.append(timing.least)
             each.medians.append(timing.median)
             each.steps += timing.calls
             each.peak_bytes = max(each.peak_bytes, process.peak_bytes())
             size = each.trainee.size.name
-            say(f"{size}: {each.trainee.name} {timing.least * 1e3:,.1f} ms")
+            say(f"{size}: {each.trainee.way.name} {timing.least * 1e3:,.1f} ms")
 
 
 def parts_of_step(profiled: Mapping[str, float], seconds: float) -> dict[str, float]:

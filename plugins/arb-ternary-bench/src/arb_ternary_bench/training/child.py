@@ -18,9 +18,6 @@ from arb_ternary_bench.training.trainees import TrainWay
 
 _MODULE: Final = "arb_ternary_bench.training.child"
 _STEP: Final = "step"
-#: Name of the setting of malloc with which freed memory stays with the process, and its variable.
-KEPT: Final = "kept"
-_TUNABLES: Final = "glibc.malloc.trim_threshold=8589934592:glibc.malloc.mmap_threshold=8589934592"
 
 
 @frozen(kw_only=True)
@@ -31,30 +28,18 @@ class Trainee:
         way: how.
         size: the decoder.
         threads: of torch and of the kernels.
-        malloc: ``default`` or :data:`KEPT`.
         seed: of the weights.
     """
 
     way: TrainWay
     size: TrainSize
     threads: int
-    malloc: str = "default"
     seed: int = 0
-
-    @property
-    def name(self) -> str:
-        """Its name in the table."""
-        return self.way.name if self.malloc == "default" else f"{self.way.name}, malloc kept"
 
     def environment(self) -> dict[str, str]:
         """Return the variables that its process is started with."""
-        variables = {}
-        if self.malloc == KEPT:
-            variables["GLIBC_TUNABLES"] = _TUNABLES
-        if self.way.compiled:
-            # Compilers in processes of their own would stay and hold memory.
-            variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-        return variables
+        # Compilers in processes of their own would stay and hold memory.
+        return {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if self.way.compiled else {}
 
     def start(self, *, profile: bool = False) -> AnsweringChild:
         """Start its process."""
@@ -128,9 +113,12 @@ class TrainProcess:
 
 def respond(request: dict[str, Any], orders: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Train in the process: answer when ready, after each order, and at their end."""
+    from arb_ternary_train.freed_memory import keep_freed_memory
     from arb_ternary_train.openmp import wait_passively
 
-    wait_passively()  # as `arb train` does, before torch is imported
+    # As `arb train` does, before torch is imported.
+    wait_passively()
+    keep_freed_memory()
     import torch
     from attrs import evolve
 
