@@ -9,12 +9,10 @@
 namespace arb {
 namespace {
 
-inline F negative(F f) { return as_float(bit_xor(as_bits(f), splat(INT32_MIN))); }
 inline float reciprocal_norm(F squares, int64_t count, float eps) {
   return 1.0f / __builtin_sqrtf(reduce_sum(squares) / static_cast<float>(count) + eps);
 }
 
-inline F logistic(F x) { return divf(splatf(1.0f), addf(splatf(1.0f), exponential(negative(x)))); }
 inline F positive_part(F x) { return clampf(x, splatf(0.0f), as_float(splat(kInfinityBits))); }
 
 void widen(const void* x, Dtype dtype, int64_t count, float* out) {

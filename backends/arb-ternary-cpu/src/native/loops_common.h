@@ -47,6 +47,7 @@ inline V block_exponents(const uint8_t* gathered, int64_t group) {
   return shift_right_signed<24>(shift_left(four, splat(static_cast<int32_t>(24 - group % 4 * 8))));
 }
 
+inline F negative(F f) { return as_float(bit_xor(as_bits(f), splat(INT32_MIN))); }
 inline F power_of_two(V exponent) { return as_float(shift_left<23>(add(exponent, splat(127)))); }
 
 // Loops are instantiated for each dtype, and take whole vectors apart from the last: a load that asked for its dtype and

@@ -173,6 +173,8 @@ inline F splatf(float x) {
 inline F addf(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline F mulf(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline F divf(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+// 1 / a, up to two roundings, for 1 / a that is normal.
+inline F reciprocal(F a) { return divf(splatf(1.0f), a); }
 inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline float reduce_sum(F x) {
   const __m256 eight = _mm256_add_ps(x.a, x.b);

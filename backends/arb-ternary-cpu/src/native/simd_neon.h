@@ -197,6 +197,8 @@ inline F mulf(F a, F b) {
 inline F divf(F a, F b) {
   return quartersf([&](int i) { return vdivq_f32(a.q[i], b.q[i]); });
 }
+// 1 / a, up to two roundings, for 1 / a that is normal.
+inline F reciprocal(F a) { return divf(splatf(1.0f), a); }
 inline F fma(F a, F b, F c) {
   return quartersf([&](int i) { return vfmaq_f32(c.q[i], a.q[i], b.q[i]); });
 }

@@ -225,6 +225,8 @@ inline F mulf(F a, F b) {
 inline F divf(F a, F b) {
   return lanesf([&](int i) { return a.f[i] / b.f[i]; });
 }
+// 1 / a, up to two roundings, for 1 / a that is normal.
+inline F reciprocal(F a) { return divf(splatf(1.0f), a); }
 inline F fma(F a, F b, F c) {
   return lanesf([&](int i) { return a.f[i] * b.f[i] + c.f[i]; });  // two roundings: a library call would be far slower
 }
