@@ -20,15 +20,14 @@ void* at(void* x, Dtype dtype, int64_t index) { return static_cast<char*>(x) + i
 
 uint32_t* words_of(float* x) { return reinterpret_cast<uint32_t*>(x); }
 
-// Queries of a tile; sums over the queries of a taller one pass through memory less often.
-constexpr int64_t kTile = 32, kTallTile = 64, kTallFrom = 512;
+// Queries of a tile, whose scores are computed together. Sums over the queries of a block pass through memory once; a
+// block is a tall tile or, where words are pairs, two tiles.
+constexpr int64_t kTile = 32, kBlock = 64, kTallFrom = 512;
 // Words beyond a row of keys, so that rows below one another fall into different sets of a cache.
 constexpr int64_t kGap = 16;
-// Rows of a head lie as far apart as all heads are wide, where no processor looks ahead by itself.
-constexpr int64_t kRowsAhead = 12;
 
 struct Sizes {
-  int64_t terms, length, keys, features, padded, words, tile;
+  int64_t terms, length, keys, features, padded, words, tile, block;
   int64_t row, short_row;  // words of a row of all keys, one key or `terms` keys to a word
 
   Sizes(const AttentionKernels& kernels, const Attended& of)
@@ -38,7 +37,8 @@ struct Sizes {
         features(of.features),
         padded(multiple(of.features, 16 * kernels.terms)),
         words(padded / kernels.terms),
-        tile(of.length >= kTallFrom ? kTallTile : kTile),
+        tile(terms == 1 && length >= kTallFrom ? kBlock : kTile),
+        block(terms == 1 ? tile : kBlock),
         row(keys + kGap),
         short_row(keys / kernels.terms + kGap) {}
 };
@@ -95,15 +95,15 @@ struct Backward {
         values(room.words(n.keys, n.words)),
         values_across(room.words(n.words, n.row)),
         queries(room.words(n.tile, n.words)),
-        queries_across(room.words(n.padded, n.tile / n.terms)),
+        queries_across(room.words(n.padded, n.block / n.terms)),
         given(room.words(n.tile, n.words)),
-        given_across(room.words(n.padded, n.tile / n.terms)),
+        given_across(room.words(n.padded, n.block / n.terms)),
         pairs(room.words(n.tile / n.terms, n.padded)),
         scores(room.floats(n.tile * n.row)),
         slopes(room.floats(n.tile * n.row)),
-        p(n.terms == 1 ? Words{words_of(scores), n.row} : room.words(n.tile / n.terms, n.row)),
+        p(n.terms == 1 ? Words{words_of(scores), n.row} : room.words(n.block / n.terms, n.row)),
         by_key(n.terms == 1 ? Words{words_of(slopes), n.row} : room.words(n.tile, n.short_row)),
-        by_row(n.terms == 1 ? by_key : room.words(n.tile / n.terms, n.row)),
+        by_row(n.terms == 1 ? by_key : room.words(n.block / n.terms, n.row)),
         grad_queries(room.floats(n.tile * n.padded)),
         grad_keys(room.floats(n.padded * n.row)),
         grad_values(room.floats(n.padded * n.row)),
@@ -134,46 +134,38 @@ struct Task {
   int64_t place(const Heads& x, int64_t head, int64_t position) const {
     return ((sequence * n.length + position) * x.heads + head) * n.features;
   }
-  const float* turned(const float* angles, const Heads& x, int64_t position) const {
-    return x.turns && angles != nullptr ? angles + position * (n.features / 2) : nullptr;
-  }
-
-  // Brings a row that is soon read or written into the cache, if there is one.
-  void look_ahead(const void* x, const Heads& heads, int64_t head, int64_t position) const {
-    if (position + kRowsAhead >= n.length) return;
-    const auto* const row = static_cast<const char*>(at(x, of.dtype, place(heads, head, position + kRowsAhead)));
-    const int64_t bytes = n.features * static_cast<int64_t>(dtype_size(of.dtype));
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+  int64_t stride(const Heads& x) const { return x.heads * n.features; }
+  Rotation rotation(const Heads& x, int64_t position) const {
+    const int64_t planes = n.features / 2;
+    if (!x.turns || of.cos == nullptr) return {};
+    return {of.cos + position * planes, of.sin + position * planes, planes};
   }
 
   // Rows of an operand from elements of a head, normalised and turned; zeros beyond the last position and feature.
   void fill(const void* from, const Heads& x, int64_t head, int64_t first, int64_t rows, Words to, float* factors,
             float* spare) const {
-    const bool plain = x.plain();
     const bool direct = of.dtype == (n.terms == 2 ? Dtype::bfloat16 : Dtype::float32);
+    const int64_t there = least(rows, n.length - first), own = place(x, head, first), row_stride = stride(x);
     const auto row_bytes = static_cast<size_t>(4 * n.words);
     const size_t used = static_cast<size_t>(n.features) * 4 / static_cast<size_t>(n.terms);
-    for (int64_t i = 0; i < rows; ++i) {
-      char* const row = reinterpret_cast<char*>(to.first + i * to.stride);
-      const int64_t position = first + i;
-      if (position >= n.length) {
-        std::memset(row, 0, row_bytes);
-        continue;
+    const auto row = [&](int64_t i) { return reinterpret_cast<char*>(to.first + i * to.stride); };
+    const auto turn = [&](int64_t i, int64_t count, void* turned) {
+      call.block.turn(count, at(from, of.dtype, own + i * row_stride), row_stride, of.dtype, n.features / 2,
+                      rotation(x, first + i), x.eps, x.gain.values, turned, n.terms * to.stride,
+                      factors == nullptr ? nullptr : factors + i);
+    };
+    if (direct && !x.plain()) turn(0, there, to.first);
+    for (int64_t i = 0; i < there; ++i) {
+      const void* const source = at(from, of.dtype, own + i * row_stride);
+      if (direct && x.plain()) {
+        std::memcpy(row(i), source, used);
+      } else if (!direct) {
+        if (!x.plain()) turn(i, 1, spare);
+        call.block.widen(x.plain() ? source : spare, of.dtype, n.features, reinterpret_cast<float*>(row(i)));
       }
-      look_ahead(from, x, head, position);
-      const void* own = at(from, of.dtype, place(x, head, position));
-      if (!plain) {
-        void* const turned_row = direct ? static_cast<void*>(row) : spare;
-        const float factor = call.block.turn(own, of.dtype, n.features / 2, turned(of.cos, x, position),
-                                             turned(of.sin, x, position), x.eps, x.gain.values, turned_row);
-        if (factors != nullptr) factors[i] = factor;
-        own = turned_row;
-      } else if (direct) {
-        std::memcpy(row, own, used);
-      }
-      if (!direct) call.block.widen(own, of.dtype, n.features, reinterpret_cast<float*>(row));
-      std::memset(row + used, 0, row_bytes - used);
+      std::memset(row(i) + used, 0, row_bytes - used);
     }
+    for (int64_t i = there; i < rows; ++i) std::memset(row(i), 0, row_bytes);
   }
 
   // Words along the rows of an operand, which are the operand itself where a word is one element.
@@ -187,16 +179,12 @@ struct Task {
     kernels.transpose(n.tile / n.terms, n.padded, n.terms > 1 ? pairs : from, to);
   }
 
-  // The gradient of a row before it was turned and normalised.
-  void give_back(const float* grad, float by, const void* x, const Heads& heads, int64_t head, int64_t position,
-                 float factor, Backward& b, void* out) const {
-    const int64_t own = place(heads, head, position);
-    look_ahead(out, heads, head, position);
-    const bool plain = heads.plain();
-    kernels.finish(grad, n.features, by, of.dtype, plain ? at(out, of.dtype, own) : b.spare);
-    if (plain) return;
-    call.block.turn_back(b.spare, at(x, of.dtype, own), of.dtype, n.features / 2, turned(of.cos, heads, position),
-                         turned(of.sin, heads, position), heads.eps >= 0.0f, factor, heads.gain, b.work,
+  // The gradients of rows, times `by`, before they were turned and normalised.
+  void give_back(int64_t rows, const float* grad, float by, const void* x, const Heads& heads, int64_t head,
+                 int64_t first, const float* factors, Backward& b, void* out) const {
+    const int64_t own = place(heads, head, first);
+    call.block.turn_back(rows, grad, n.padded, by, at(x, of.dtype, own), stride(heads), of.dtype, n.features / 2,
+                         rotation(heads, first), heads.eps >= 0.0f ? factors : nullptr, heads.gain, b.work,
                          at(out, of.dtype, own));
   }
 };
@@ -224,11 +212,11 @@ void forward_task(const Task& task, int64_t key_head, Forward f, void* out, floa
       k.soften(f.scores, n.row, first, rows, seen, scale, f.p, f.most, f.sums);
       k.multiply(n.tile, n.padded, seen / n.terms, f.p, f.values_along, f.seen, n.padded, false);
       for (int64_t i = 0; i < rows; ++i) {
-        task.look_ahead(out, queries, h, first + i);
         own_logs[first + i] = scale * f.most[i] + std::log(f.sums[i]);
-        k.finish(f.seen + i * n.padded, n.features, 1.0f / f.sums[i], of.dtype,
-                 at(out, of.dtype, task.place(queries, h, first + i)));
+        f.sums[i] = 1.0f / f.sums[i];
       }
+      k.finish(rows, f.seen, n.padded, n.features, f.sums, of.dtype,
+               at(out, of.dtype, task.place(queries, h, first)), task.stride(queries));
     }
   }
 }
@@ -254,41 +242,51 @@ void backward_task(const Task& task, int64_t key_head, Backward b, const Gradien
   task.along(n.keys, b.keys, b.keys_along);
   task.fill(of.value, values, key_head, 0, n.keys, b.values, nullptr, b.spare);
   k.transpose(n.keys, n.words, b.values, b.values_across);
-  std::memset(b.grad_keys, 0, static_cast<size_t>(4 * n.padded * n.row));
-  std::memset(b.grad_values, 0, static_cast<size_t>(4 * n.padded * n.row));
+  // The tile of queries from `first` on, of a block that begins at `start`.
+  const auto tile_back = [&](int64_t h, int64_t start, int64_t first) {
+    const int64_t rows = least(n.tile, n.length - first), seen = least(n.keys, first + n.tile);
+    const int64_t own = task.place(queries, h, first), words = (first - start) / n.terms;
+    const auto from = [](Words x, int64_t row, int64_t column) {
+      return Words{x.first + row * x.stride + column, x.stride};
+    };
+    task.fill(of.query, queries, h, first, n.tile, b.queries, b.query_factors, b.spare);
+    task.fill(to.given, plain, h, first, n.tile, b.given, nullptr, b.spare);
+    k.dots(rows, at(to.given, of.dtype, own), at(to.seen, of.dtype, own), task.stride(queries), of.dtype, n.features,
+           b.dots);
+    task.across(b.queries, b.pairs, from(b.queries_across, 0, words));
+    task.across(b.given, b.pairs, from(b.given_across, 0, words));
+    k.multiply(n.tile, seen, n.words, b.queries, b.keys_across, b.scores, n.row, false);
+    k.multiply(n.tile, seen, n.words, b.given, b.values_across, b.slopes, n.row, false);
+    const float* const logs = to.logs + (task.sequence * of.heads + h) * n.length + first;
+    k.soften_back(b.scores, b.slopes, n.row, first, rows, n.tile, seen, scale, logs, b.dots, from(b.p, words, 0),
+                  b.by_key, from(b.by_row, words, 0));
+    k.multiply(n.tile, n.padded, seen / n.terms, b.by_key, b.keys_along, b.grad_queries, n.padded, false);
+    task.give_back(rows, b.grad_queries, scale, of.query, queries, h, first, b.query_factors, b, to.query);
+  };
   for (int64_t h = key_head * shared; h < (key_head + 1) * shared; ++h) {
-    const float* const own_logs = to.logs + (task.sequence * of.heads + h) * n.length;
-    for (int64_t first = 0; first < n.length; first += n.tile) {
-      const int64_t rows = least(n.tile, n.length - first), seen = least(n.keys, first + n.tile);
-      task.fill(of.query, queries, h, first, n.tile, b.queries, b.query_factors, b.spare);
-      task.fill(to.given, plain, h, first, n.tile, b.given, nullptr, b.spare);
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t own = task.place(queries, h, first + i);
-        task.look_ahead(to.seen, queries, h, first + i);
-        b.dots[i] = k.dot(at(to.given, of.dtype, own), at(to.seen, of.dtype, own), of.dtype, n.features);
-      }
-      task.across(b.queries, b.pairs, b.queries_across);
-      task.across(b.given, b.pairs, b.given_across);
-      k.multiply(n.tile, seen, n.words, b.queries, b.keys_across, b.scores, n.row, false);
-      k.multiply(n.tile, seen, n.words, b.given, b.values_across, b.slopes, n.row, false);
-      k.soften_back(b.scores, b.slopes, n.row, first, rows, n.tile, seen, scale, own_logs + first, b.dots, b.p,
-                    b.by_key, b.by_row);
-      k.multiply(n.tile, n.padded, seen / n.terms, b.by_key, b.keys_along, b.grad_queries, n.padded, false);
-      k.multiply(n.padded, seen, n.tile / n.terms, b.queries_across, b.by_row, b.grad_keys, n.row, true);
-      k.multiply(n.padded, seen, n.tile / n.terms, b.given_across, b.p, b.grad_values, n.row, true);
-      for (int64_t i = 0; i < rows; ++i) {
-        task.give_back(b.grad_queries + i * n.padded, scale, of.query, queries, h, first + i, b.query_factors[i], b,
-                       to.query);
-      }
+    for (int64_t start = 0; start < n.length; start += n.block) {
+      const int64_t end = least(n.keys, start + n.block);
+      for (int64_t first = start; first < end; first += n.tile) tile_back(h, start, first);
+      // Sums over the queries of the block for keys before it, and, 32 at a time, for its own, which only later queries
+      // see. The first sums of a key are those of its own block and the first head.
+      const auto add_up = [&](int64_t key, int64_t count, int64_t query, bool adds) {
+        const int64_t skipped = (query - start) / n.terms, words = (end - query) / n.terms;
+        const auto product = [&](Words across, Words by, float* sums) {
+          k.multiply(n.padded, count, words, {across.first + skipped, across.stride},
+                     {by.first + skipped * by.stride + key, by.stride}, sums + key, n.row, adds);
+        };
+        product(b.queries_across, b.by_row, b.grad_keys);
+        product(b.given_across, b.p, b.grad_values);
+      };
+      add_up(0, start, start, true);
+      for (int64_t key = start; key < end; key += kTile) add_up(key, kTile, key, h > key_head * shared);
     }
   }
   const auto rows_back = [&](float* grads, float by, const void* x, const Heads& heads, void* out) {
     for (int64_t first = 0; first < n.length; first += 16) {
       k.transpose(n.padded, 16, {words_of(grads + first), n.row}, {words_of(b.grad_queries), n.padded});
-      for (int64_t i = 0; i < least(16, n.length - first); ++i) {
-        task.give_back(b.grad_queries + i * n.padded, by, x, heads, key_head, first + i, b.key_factors[first + i], b,
-                       out);
-      }
+      task.give_back(least(16, n.length - first), b.grad_queries, by, x, heads, key_head, first, b.key_factors + first,
+                     b, out);
     }
   };
   rows_back(b.grad_keys, scale, of.key, keys, to.key);

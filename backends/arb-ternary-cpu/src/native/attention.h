@@ -41,9 +41,11 @@ struct AttentionKernels {
   void (*soften_back)(const float* scores, const float* grad, int64_t stride, int64_t first, int64_t rows, int64_t tile,
                       int64_t n, float scale, const float* logs, const float* dots, Words p, Words by_key,
                       Words by_row);
-  float (*dot)(const void* a, const void* b, Dtype dtype, int64_t count);
-  // out = factor x
-  void (*finish)(const float* x, int64_t count, float factor, Dtype dtype, void* out);
+  // Dot products of rows that lie `stride` elements apart.
+  void (*dots)(int64_t rows, const void* a, const void* b, int64_t stride, Dtype dtype, int64_t count, float* out);
+  // out = factor x, row by row
+  void (*finish)(int64_t rows, const float* x, int64_t x_stride, int64_t count, const float* factors, Dtype dtype,
+                 void* out, int64_t stride);
 };
 
 const AttentionKernels& attention_scalar();

@@ -171,26 +171,36 @@ void soften_back(const float* scores, const float* grad, int64_t stride, int64_t
   }
 }
 
-float dot(const void* a, const void* b, Dtype dtype, int64_t count) {
-  F sum = splatf(0.0f);
-  for (int64_t k = 0; k < count; k += 16) {
-    sum = fma(load_floats(element(a, dtype, k), dtype, count - k), load_floats(element(b, dtype, k), dtype, count - k),
-              sum);
-  }
-  return reduce_sum(sum);
+void dots(int64_t rows, const void* a, const void* b, int64_t stride, Dtype dtype, int64_t count, float* out) {
+  by_dtype(dtype, [&](auto of) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const void* const x = element(a, dtype, row * stride);
+      const void* const y = element(b, dtype, row * stride);
+      look_ahead(y, stride, count, dtype);
+      F sum = splatf(0.0f);
+      sweep(count, [&](auto at) { sum = fma(at.load(of, x), at.load(of, y), sum); });
+      out[row] = reduce_sum(sum);
+    }
+  });
 }
 
-void finish(const float* x, int64_t count, float factor, Dtype dtype, void* out) {
-  const F by = splatf(factor);
-  for (int64_t k = 0; k < count; k += 16) {
-    store_floats(element(out, dtype, k), dtype, mulf(load_floats(x + k, Dtype::float32, count - k), by), count - k);
-  }
+void finish(int64_t rows, const float* x, int64_t x_stride, int64_t count, const float* factors, Dtype dtype, void* out,
+            int64_t stride) {
+  by_dtype(dtype, [&](auto of) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const F by = splatf(factors[row]);
+      const float* const from = x + row * x_stride;
+      void* const to = element(out, dtype, row * stride);
+      look_ahead(to, stride, count, dtype);
+      sweep(count, [&](auto at) { at.store(of, to, mulf(at.load(from), by)); });
+    }
+  });
 }
 
 template <class Kind>
 constexpr AttentionKernels attention_of() {
   return {Kind::kTerms, nullptr,      nullptr,           multiply<Kind>, transpose,
-          interleave,   soften<Kind>, soften_back<Kind>, dot,            finish};
+          interleave,   soften<Kind>, soften_back<Kind>, dots,           finish};
 }
 
 }  // namespace

@@ -98,6 +98,12 @@ void scatter(const BlockKernels& block, const float* values, const HeadRows& out
   }
 }
 
+// That of all heads of a position, whose angles begin at `first`.
+Rotation rotation(const float* cos, const float* sin, int64_t first) {
+  if (cos == nullptr) return {};
+  return {cos + first, sin + first, 0};
+}
+
 // The power of two of an int8 gradient whose largest magnitude has these bits; 0 where it becomes zeros.
 float power_above(uint32_t bits) {
   float largest;
@@ -193,29 +199,21 @@ void turn_heads(const BlockCall& call, const void* x, Dtype dtype, int64_t rows,
                 const float* sin, float eps, const float* gain, float* r) {
   const int64_t columns = y.columns(), planes = y.features / 2;
   for_rows(call, rows, columns, 0, [&](int64_t row, float*, int64_t) {
-    const int64_t turned = row % y.length * planes;
-    for (int64_t h = 0; h < y.heads; ++h) {
-      const float factor = call.block.turn(at(x, dtype, row * columns + h * y.features), dtype, planes,
-                                           cos == nullptr ? nullptr : cos + turned,
-                                           sin == nullptr ? nullptr : sin + turned, eps, gain,
-                                           at(y.memory, dtype, y.place(row, h)));
-      if (eps >= 0.0f) r[row * y.heads + h] = factor;
-    }
+    call.block.turn(y.heads, at(x, dtype, row * columns), y.features, dtype, planes,
+                    rotation(cos, sin, row % y.length * planes), eps, gain, at(y.memory, dtype, y.place(row, 0)),
+                    y.head_stride, eps < 0.0f ? nullptr : r + row * y.heads);
   });
 }
 
 void turn_heads_back(const BlockCall& call, const HeadRows& grad_y, const void* x, Dtype dtype, int64_t rows,
                      const float* cos, const float* sin, const float* r, Gain gain, void* grad_x) {
   const int64_t columns = grad_y.columns(), planes = grad_y.features / 2;
-  for_rows(call, rows, columns, 1, gain, grad_y.features, [&](int64_t row, float* work, int64_t, Gain of) {
-    const int64_t turned = row % grad_y.length * planes;
-    for (int64_t h = 0; h < grad_y.heads; ++h) {
-      const int64_t place = row * columns + h * grad_y.features;
-      call.block.turn_back(at(grad_y.memory, dtype, grad_y.place(row, h)), at(x, dtype, place), dtype, planes,
-                           cos == nullptr ? nullptr : cos + turned, sin == nullptr ? nullptr : sin + turned,
-                           r != nullptr, r == nullptr ? 1.0f : r[row * grad_y.heads + h], of, work,
-                           at(grad_x, dtype, place));
-    }
+  for_rows(call, rows, columns, 2, gain, grad_y.features, [&](int64_t row, float* work, int64_t width, Gain of) {
+    gather(call.block, grad_y, dtype, row, work);
+    call.block.turn_back(grad_y.heads, work, grad_y.features, 1.0f, at(x, dtype, row * columns), grad_y.features, dtype,
+                         planes, rotation(cos, sin, row % grad_y.length * planes),
+                         r == nullptr ? nullptr : r + row * grad_y.heads, of, work + width,
+                         at(grad_x, dtype, row * columns));
   });
 }
 

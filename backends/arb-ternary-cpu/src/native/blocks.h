@@ -24,6 +24,12 @@ struct Gain {
   float* sums = nullptr;
 };
 
+// Angles of the planes of a head, one head after the other; without cos and sin, heads stay as they are.
+struct Rotation {
+  const float *cos = nullptr, *sin = nullptr;
+  int64_t stride = 0;  // from the angles of a head to those of the next
+};
+
 struct BlockKernels {
   // out = x as floats; writes up to kRowSlack - 1 floats more.
   void (*widen)(const void* x, Dtype dtype, int64_t count, float* out);
@@ -45,13 +51,16 @@ struct BlockKernels {
   // what activate() wrote for swiglu.
   void (*activate_back)(Activation kind, const float* grad, const void* gate, const void* up, const float* sigmoid,
                         Dtype dtype, int64_t count, void* grad_gate, void* grad_up);
-  // One head: y = R (gain r x) with the rotation R of `planes` planes, feature p and p + planes; r as in normalise, which
-  // is returned, or 1 where eps < 0. Without cos and sin, R is the identity; without gain, it is 1.
-  float (*turn)(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps,
-                const float* gain, void* y);
-  // grad_x from grad_y; `normed`: with the factor r of forward, else it is 1. `work` has 2 planes + kRowSlack floats.
-  void (*turn_back)(const void* grad_y, const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin,
-                    bool normed, float r, Gain gain, float* work, void* grad_x);
+  // y = R (gain r x) of `rows` heads, whose first elements lie x_stride and y_stride apart: R rotates `planes` planes,
+  // feature p and p + planes. r, as in normalise, or 1 where eps < 0, goes to `factors` unless that is null. Without
+  // gain, it is 1.
+  void (*turn)(int64_t rows, const void* x, int64_t x_stride, Dtype dtype, int64_t planes, Rotation by, float eps,
+               const float* gain, void* y, int64_t y_stride, float* factors);
+  // grad_x from `scale` grad_y, `grad_stride` apart; x and grad_x lie alike. `factors`: r of forward, or null where that
+  // did not normalise. `work` has 2 planes + kRowSlack floats.
+  void (*turn_back)(int64_t rows, const float* grad_y, int64_t grad_stride, float scale, const void* x, int64_t x_stride,
+                    Dtype dtype, int64_t planes, Rotation by, const float* factors, Gain gain, float* work,
+                    void* grad_x);
   // out = dtype(x * dtype(factor))
   void (*scale)(const void* x, Dtype dtype, int64_t count, float factor, void* out);
 };

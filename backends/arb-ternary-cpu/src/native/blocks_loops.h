@@ -141,56 +141,79 @@ void activate_back(Activation kind, const float* grad, const void* gate, const v
   }
 }
 
-float turn(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps,
-           const float* gain, void* y) {
-  const void* const second = element(x, dtype, planes);
-  void* const turned_second = element(y, dtype, planes);
-  float r = 1.0f;
-  by_dtype(dtype, [&](auto of) {
-    if (eps >= 0.0f) {
-      F squares = splatf(0.0f);
-      sweep(planes, [&](auto at) {
-        const F a = at.load(of, x), b = at.load(of, second);
-        squares = fma(b, b, fma(a, a, squares));
-      });
-      r = reciprocal_norm(squares, 2 * planes, eps);
-    }
-    const F factor = splatf(r);
-    sweep(planes, [&](auto at) {
-      F a = mulf(at.load(of, x), factor), b = mulf(at.load(of, second), factor);
-      if (gain != nullptr) {
-        a = mulf(a, at.load(gain));
-        b = mulf(b, at.load(gain + planes));
-      }
-      const F c = cos == nullptr ? splatf(1.0f) : at.load(cos), s = cos == nullptr ? splatf(0.0f) : at.load(sin);
-      at.store(of, y, fma(a, c, negative(mulf(b, s))));
-      at.store(of, turned_second, fma(b, c, mulf(a, s)));
-    });
-  });
-  return r;
+template <class At>
+inline void load_angles(At at, Rotation by, int64_t row, F& c, F& s) {
+  c = by.cos == nullptr ? splatf(1.0f) : at.load(by.cos + row * by.stride);
+  s = by.cos == nullptr ? splatf(0.0f) : at.load(by.sin + row * by.stride);
 }
 
-void turn_back(const void* grad_y, const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin,
-               bool normed, float r, Gain gain, float* work, void* grad_x) {
-  const void* const second = element(grad_y, dtype, planes);
+void turn(int64_t rows, const void* x, int64_t x_stride, Dtype dtype, int64_t planes, Rotation by, float eps,
+          const float* gain, void* y, int64_t y_stride, float* factors) {
   by_dtype(dtype, [&](auto of) {
-    sweep(planes, [&](auto at) {
-      const F a = at.load(of, grad_y), b = at.load(of, second);
-      const F c = cos == nullptr ? splatf(1.0f) : at.load(cos), s = cos == nullptr ? splatf(0.0f) : at.load(sin);
-      at.store(work, fma(a, c, mulf(b, s)));
-      at.store(work + planes, fma(b, c, negative(mulf(a, s))));
-    });
-    const int64_t features = 2 * planes;
-    if (gain.values != nullptr) gain_back_of(of, x, r, features, gain, work);
-    if (!normed) return sweep(features, [&](auto at) { at.store(of, grad_x, at.load(work)); });
-    const F factor = splatf(r);
-    F along = splatf(0.0f);
-    sweep(features, [&](auto at) { along = fma(mulf(at.load(of, x), factor), at.load(work), along); });
-    const F mean = splatf(-reduce_sum(along) / static_cast<float>(features));
-    sweep(features, [&](auto at) {
-      const F normed_x = mulf(at.load(of, x), factor);
-      at.store(of, grad_x, mulf(fma(normed_x, mean, at.load(work)), factor));
-    });
+    for (int64_t row = 0; row < rows; ++row) {
+      const void* const first = element(x, dtype, row * x_stride);
+      const void* const second = element(first, dtype, planes);
+      look_ahead(first, x_stride, 2 * planes, dtype);
+      float r = 1.0f;
+      if (eps >= 0.0f) {
+        F squares = splatf(0.0f);
+        sweep(planes, [&](auto at) {
+          const F a = at.load(of, first), b = at.load(of, second);
+          squares = fma(b, b, fma(a, a, squares));
+        });
+        r = reciprocal_norm(squares, 2 * planes, eps);
+      }
+      if (factors != nullptr) factors[row] = r;
+      const F factor = splatf(r);
+      void* const turned = element(y, dtype, row * y_stride);
+      void* const turned_second = element(turned, dtype, planes);
+      sweep(planes, [&](auto at) {
+        F a = mulf(at.load(of, first), factor), b = mulf(at.load(of, second), factor);
+        if (gain != nullptr) {
+          a = mulf(a, at.load(gain));
+          b = mulf(b, at.load(gain + planes));
+        }
+        F c, s;
+        load_angles(at, by, row, c, s);
+        at.store(of, turned, fma(a, c, negative(mulf(b, s))));
+        at.store(of, turned_second, fma(b, c, mulf(a, s)));
+      });
+    }
+  });
+}
+
+void turn_back(int64_t rows, const float* grad_y, int64_t grad_stride, float scale, const void* x, int64_t x_stride,
+               Dtype dtype, int64_t planes, Rotation by, const float* factors, Gain gain, float* work, void* grad_x) {
+  const F scales = splatf(scale);
+  const int64_t features = 2 * planes;
+  by_dtype(dtype, [&](auto of) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* const own = grad_y + row * grad_stride;
+      const void* const own_x = element(x, dtype, row * x_stride);
+      void* const out = element(grad_x, dtype, row * x_stride);
+      look_ahead(own_x, x_stride, features, dtype);
+      look_ahead(out, x_stride, features, dtype);
+      sweep(planes, [&](auto at) {
+        const F a = mulf(at.load(own), scales), b = mulf(at.load(own + planes), scales);
+        F c, s;
+        load_angles(at, by, row, c, s);
+        at.store(work, fma(a, c, mulf(b, s)));
+        at.store(work + planes, fma(b, c, negative(mulf(a, s))));
+      });
+      if (gain.values != nullptr) gain_back_of(of, own_x, factors == nullptr ? 1.0f : factors[row], features, gain, work);
+      if (factors == nullptr) {
+        sweep(features, [&](auto at) { at.store(of, out, at.load(work)); });
+        continue;
+      }
+      const F factor = splatf(factors[row]);
+      F along = splatf(0.0f);
+      sweep(features, [&](auto at) { along = fma(mulf(at.load(of, own_x), factor), at.load(work), along); });
+      const F mean = splatf(-reduce_sum(along) / static_cast<float>(features));
+      sweep(features, [&](auto at) {
+        const F normed_x = mulf(at.load(of, own_x), factor);
+        at.store(of, out, mulf(fma(normed_x, mean, at.load(work)), factor));
+      });
+    }
   });
 }
 

@@ -125,6 +125,13 @@ inline void store_floats(void* out, Dtype dtype, F f, int64_t count) {
   std::memcpy(out, whole, static_cast<size_t>(count * dtype_size(dtype)));
 }
 
+// Brings the row that is `kRowsAhead` rows further on into the cache: where heads are rows of a wider matrix, no
+// processor looks ahead by itself.
+constexpr int64_t kRowsAhead = 12;
+[[gnu::always_inline]] inline void look_ahead(const void* row, int64_t stride, int64_t count, Dtype dtype) {
+  const auto* const ahead = static_cast<const char*>(element(row, dtype, kRowsAhead * stride));
+  for (int64_t i = 0; i < count * dtype_size(dtype); i += 64) prefetch(ahead + i);
+}
 
 template <class Loop>
 inline auto by_dtype(Dtype dtype, Loop loop) {
