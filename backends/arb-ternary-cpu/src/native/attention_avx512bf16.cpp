@@ -1,4 +1,5 @@
 // Attention over bfloat16 with AVX-512: two terms a lane and instruction.
+#define ARB_HARDWARE_BFLOAT16
 #include "simd_avx512vnni.h"
 
 // The loops are written in what comes first.

@@ -23,10 +23,13 @@ void* at(void* x, Dtype dtype, int64_t index) { return static_cast<char*>(x) + i
 
 const BlockKernels& block_kernels(int isa) {
   switch (static_cast<Isa>(isa)) {
-#if defined(ARB_HAVE_AVX512VNNI)
-    case Isa::avx512vnni:
+#if defined(ARB_HAVE_AVX512BF16)
     case Isa::avx512bf16:
     case Isa::amx:
+      return block_kernels_avx512bf16();
+#endif
+#if defined(ARB_HAVE_AVX512VNNI)
+    case Isa::avx512vnni:
       return block_kernels_avx512vnni();
 #endif
 #if defined(ARB_HAVE_AVX2)

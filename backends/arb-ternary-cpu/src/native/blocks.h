@@ -72,6 +72,9 @@ const BlockKernels& block_kernels_avx2();
 #if defined(ARB_HAVE_AVX512VNNI)
 const BlockKernels& block_kernels_avx512vnni();
 #endif
+#if defined(ARB_HAVE_AVX512BF16)
+const BlockKernels& block_kernels_avx512bf16();
+#endif
 #if defined(ARB_HAVE_NEON)
 const BlockKernels& block_kernels_neon();
 #endif

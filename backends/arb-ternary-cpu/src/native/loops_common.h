@@ -102,10 +102,14 @@ inline V bfloat16_bits(F f) {
   return choose_greater(bit_and(word, splat(kMagnitudeMask)), splat(kInfinityBits), splat(0x7FC0), rounded);
 }
 
+#if !defined(ARB_HARDWARE_BFLOAT16)
+inline void store_bfloat16(void* out, F f) { narrow_16(out, bfloat16_bits(f)); }
+#endif
+
 inline void store_full(void* out, Dtype dtype, F f) {
   switch (dtype) {
     case Dtype::bfloat16:
-      narrow_16(out, bfloat16_bits(f));
+      store_bfloat16(out, f);
       break;
     case Dtype::float16:
       store_half(out, f);
