@@ -132,26 +132,29 @@ void normalise_quantize(const BlockCall& call, const HeadRows& x, Dtype dtype, i
                         const float* gain, int8_t* q, float* scale, float* r) {
   const int64_t columns = x.columns();
   for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
-    gather(call.block, x, dtype, row, work);
-    if (eps >= 0.0f) r[row] = call.block.normalise(work, columns, eps);
-    if (gain != nullptr) call.block.gain(gain, columns, work);
-    scale[row] = call.rows.quantize_row(work, Dtype::float32, columns, q + row * columns);
+    const bool whole = x.heads == 1;
+    if (!whole) gather(call.block, x, dtype, row, work);
+    const void* const own = whole ? at(x.memory, dtype, x.place(row, 0)) : work;
+    scale[row] = call.block.normalise_quantize(own, whole ? dtype : Dtype::float32, columns, eps, gain,
+                                               q + row * columns, eps < 0.0f ? nullptr : r + row);
   });
 }
 
 void normalise_back(const BlockCall& call, const void* const grads[3], const HeadRows& x, const float* r, Gain gain,
                     Dtype dtype, int64_t rows, const HeadRows& out) {
   const int64_t columns = out.columns();
+  const bool whole = (r == nullptr || x.heads == 1) && out.heads == 1;
   for_rows(call, rows, columns, 2, gain, columns, [&](int64_t row, float* work, int64_t width, Gain of) {
-    call.block.widen(at(grads[0], dtype, row * columns), dtype, columns, work);
-    for (int i = 1; i < 3 && grads[i] != nullptr; ++i) {
-      call.block.add(at(grads[i], dtype, row * columns), dtype, columns, work);
+    const void* own[3] = {};
+    for (int i = 0; i < 3 && grads[i] != nullptr; ++i) own[i] = at(grads[i], dtype, row * columns);
+    const float* const factor = r == nullptr ? nullptr : r + row;
+    if (whole) {
+      const void* const from = r == nullptr ? nullptr : at(x.memory, dtype, x.place(row, 0));
+      call.block.normalise_back(own, dtype, from, false, factor, columns, of, at(out.memory, dtype, out.place(row, 0)));
+      return;
     }
-    if (r != nullptr) {
-      gather(call.block, x, dtype, row, work + width);
-      if (of.values != nullptr) call.block.gain_back(work + width, r[row], columns, of, work);
-      call.block.normalise_back(work + width, r[row], columns, work);
-    }
+    if (r != nullptr) gather(call.block, x, dtype, row, work + width);
+    call.block.normalise_back(own, dtype, work + width, true, factor, columns, of, work);
     scatter(call.block, work, out, dtype, row);
   });
 }
@@ -160,29 +163,18 @@ void activate_quantize(const BlockCall& call, Activation kind, const void* gate,
                        int64_t rows, int64_t columns, float eps, const float* gain, int8_t* q, float* scale, float* r) {
   for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
     const int64_t first = row * columns;
-    call.block.activate(kind, at(gate, dtype, first), at(up, dtype, first), dtype, columns, work,
-                        nullptr);
-    if (eps >= 0.0f) r[row] = call.block.normalise(work, columns, eps);
-    if (gain != nullptr) call.block.gain(gain, columns, work);
-    scale[row] = call.rows.quantize_row(work, Dtype::float32, columns, q + first);
+    scale[row] = call.block.activate_quantize(kind, at(gate, dtype, first), at(up, dtype, first), dtype, columns, eps,
+                                              gain, work, q + first, eps < 0.0f ? nullptr : r + row);
   });
 }
 
 void activate_back(const BlockCall& call, Activation kind, const void* grad, const void* gate, const void* up,
                    const float* r, Gain gain, Dtype dtype, int64_t rows, int64_t columns, void* grad_gate,
                    void* grad_up) {
-  for_rows(call, rows, columns, 3, gain, columns, [&](int64_t row, float* work, int64_t width, Gain of) {
+  for_rows(call, rows, columns, 1, gain, columns, [&](int64_t row, float* work, int64_t, Gain of) {
     const int64_t first = row * columns;
-    float* const sigmoid = r == nullptr ? nullptr : work + 2 * width;
-    const void* const gates = at(gate, dtype, first);
-    const void* const ups = at(up, dtype, first);
-    call.block.widen(at(grad, dtype, first), dtype, columns, work);
-    if (r != nullptr) {
-      call.block.activate(kind, gates, ups, dtype, columns, work + width, sigmoid);
-      if (of.values != nullptr) call.block.gain_back(work + width, r[row], columns, of, work);
-      call.block.normalise_back(work + width, r[row], columns, work);
-    }
-    call.block.activate_back(kind, work, gates, ups, sigmoid, dtype, columns, at(grad_gate, dtype, first),
+    call.block.activate_back(kind, at(grad, dtype, first), at(gate, dtype, first), at(up, dtype, first),
+                             r == nullptr ? nullptr : r + row, of, dtype, columns, work, at(grad_gate, dtype, first),
                              at(grad_up, dtype, first));
   });
 }

@@ -36,23 +36,21 @@ struct BlockKernels {
   void (*narrow)(const float* x, int64_t count, Dtype dtype, void* out);
   // sum += x
   void (*add)(const void* x, Dtype dtype, int64_t count, float* sum);
-  // x *= r with r = 1 / sqrt(mean(x^2) + eps), which is returned.
-  float (*normalise)(float* x, int64_t count, float eps);
-  // grad = r (grad - y mean(grad y)) with y = r x.
-  void (*normalise_back)(const float* x, float r, int64_t count, float* grad);
-  // x *= gain
-  void (*gain)(const float* gain, int64_t count, float* x);
+  // A row of normalise_quantize() below; returns its scale.
+  float (*normalise_quantize)(const void* x, Dtype dtype, int64_t count, float eps, const float* gain, int8_t* q,
+                              float* r);
+  // A row of normalise_back() below; x and out are `floats`, or of the dtype of the gradients.
+  void (*normalise_back)(const void* const grads[3], Dtype dtype, const void* x, bool floats, const float* r,
+                         int64_t count, Gain gain, void* out);
   // The sums of the gain += grad r x, then grad *= gain.
   void (*gain_back)(const float* x, float r, int64_t count, Gain gain, float* grad);
-  // `gate` is not read for relu2. Unless `sigmoid` is null, swiglu writes sigmoid(gate) there.
-  void (*activate)(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden,
-                   float* sigmoid);
-  // From the gradient of `hidden` those of `gate` (not written for relu2) and `up`. Unless `sigmoid` is null, it holds
-  // what activate() wrote for swiglu.
-  void (*activate_back)(Activation kind, const float* grad, const void* gate, const void* up, const float* sigmoid,
-                        Dtype dtype, int64_t count, void* grad_gate, void* grad_up);
+  // Rows of activate_quantize() and activate_back() below; `work` has count + kRowSlack floats.
+  float (*activate_quantize)(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float eps,
+                             const float* gain, float* work, int8_t* q, float* r);
+  void (*activate_back)(Activation kind, const void* grad, const void* gate, const void* up, const float* r, Gain gain,
+                        Dtype dtype, int64_t count, float* work, void* grad_gate, void* grad_up);
   // y = R (gain r x) of `rows` heads, whose first elements lie x_stride and y_stride apart: R rotates `planes` planes,
-  // feature p and p + planes. r, as in normalise, or 1 where eps < 0, goes to `factors` unless that is null. Without
+  // feature p and p + planes. r = 1 / sqrt(mean(x^2) + eps), or 1 where eps < 0, goes to `factors` unless that is null. Without
   // gain, it is 1.
   void (*turn)(int64_t rows, const void* x, int64_t x_stride, Dtype dtype, int64_t planes, Rotation by, float eps,
                const float* gain, void* y, int64_t y_stride, float* factors);

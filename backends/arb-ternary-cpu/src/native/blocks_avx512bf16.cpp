@@ -10,6 +10,7 @@ namespace {
 
 BlockKernels with_bfloat16() {
   BlockKernels kernels = block_kernels_avx512vnni();
+  kernels.normalise_back = normalise_back;
   kernels.activate_back = activate_back;
   kernels.turn = turn;
   kernels.turn_back = turn_back;

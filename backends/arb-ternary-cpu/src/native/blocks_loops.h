@@ -2,9 +2,12 @@
 // for each instruction set; everything has internal linkage.
 #pragma once
 
+#include <type_traits>
+
 #include "blocks.h"
 #include "loops_common.h"
 #include "loops_exponential.h"
+#include "loops_rounding.h"
 
 namespace arb {
 namespace {
@@ -29,31 +32,88 @@ void add(const void* x, Dtype dtype, int64_t count, float* sum) {
   });
 }
 
-float normalise(float* x, int64_t count, float eps) {
-  F squares = splatf(0.0f);
-  sweep(count, [&](auto at) {
-    const F f = at.load(x);
-    squares = fma(f, f, squares);
-  });
-  const float r = reciprocal_norm(squares, count, eps);
-  const F factor = splatf(r);
-  sweep(count, [&](auto at) { at.store(x, mulf(at.load(x), factor)); });
-  return r;
+// Quantises the row load(at), normalised unless eps < 0, times the gain, if there is one. `squares` and `most` are the
+// sums of its squares and its largest magnitudes, lane by lane.
+template <class Load>
+inline float quantize_normed(F squares, V most, int64_t count, float eps, const float* gain, int8_t* q, float* r,
+                             Load load) {
+  const float factor = eps < 0.0f ? 1.0f : reciprocal_norm(squares, count, eps);
+  if (eps >= 0.0f) *r = factor;
+  const auto value = [&](auto at) {
+    const F normed = mulf(load(at), splatf(factor));
+    return gain == nullptr ? normed : mulf(normed, at.load(gain));
+  };
+  int32_t bits;
+  if (gain == nullptr) {
+    // Products with one factor keep the order of magnitudes: the largest is that of the largest.
+    bits = reduce_max(most);
+    float largest;
+    std::memcpy(&largest, &bits, 4);
+    largest *= factor;
+    std::memcpy(&bits, &largest, 4);
+    bits &= kMagnitudeMask;
+  } else {
+    most = zero();
+    sweep(count, [&](auto at) { most = max_signed(most, magnitude_bits(value(at))); });
+    bits = reduce_max(most);
+  }
+  return quantize_values(bits, count, q, value);
 }
 
-void normalise_back(const float* x, float r, int64_t count, float* grad) {
-  const F factor = splatf(r);
+float normalise_quantize(const void* x, Dtype dtype, int64_t count, float eps, const float* gain, int8_t* q,
+                         float* r) {
+  return by_dtype(dtype, [&](auto of) {
+    F squares = splatf(0.0f);
+    V most = zero();
+    sweep(count, [&](auto at) {
+      const F f = at.load(of, x);
+      squares = fma(f, f, squares);
+      most = max_signed(most, magnitude_bits(f));
+    });
+    return quantize_normed(squares, most, count, eps, gain, q, r, [&](auto at) { return at.load(of, x); });
+  });
+}
+
+// The gradient behind a norm and its gain, r (d - y mean(d y)) with y = r x: both are asked for twice at every place, y
+// with whether it is the second time, and store(at, f) gets the result.
+template <class Normed, class Given, class Store>
+inline void back_of_norm(int64_t count, F factor, Normed normed, Given given, Gain gain, Store store) {
   F along = splatf(0.0f);
-  sweep(count, [&](auto at) { along = fma(mulf(at.load(x), factor), at.load(grad), along); });
+  const auto louder = [&](auto at, F d) { return gain.values == nullptr ? d : mulf(d, at.load(gain.values)); };
+  sweep(count, [&](auto at) {
+    const F y = normed(at, std::false_type{}), d = given(at);
+    if (gain.values != nullptr) at.store(gain.sums, fma(y, d, at.load(gain.sums)));
+    along = fma(y, louder(at, d), along);
+  });
   const F mean = splatf(-reduce_sum(along) / static_cast<float>(count));
   sweep(count, [&](auto at) {
-    const F y = mulf(at.load(x), factor);
-    at.store(grad, mulf(fma(y, mean, at.load(grad)), factor));
+    const F y = normed(at, std::true_type{});
+    store(at, mulf(fma(y, mean, louder(at, given(at))), factor));
   });
 }
 
-void gain(const float* by, int64_t count, float* x) {
-  sweep(count, [&](auto at) { at.store(x, mulf(at.load(x), at.load(by))); });
+// `to`: the element type of x and out.
+template <Dtype D, Dtype X>
+void normalise_back_of(Of<D> of, Of<X> to, const void* const grads[3], const void* x, const float* r, int64_t count,
+                       Gain gain, void* out) {
+  const auto given = [&](auto at) {
+    F d = at.load(of, grads[0]);
+    for (int i = 1; i < 3 && grads[i] != nullptr; ++i) d = addf(d, at.load(of, grads[i]));
+    return d;
+  };
+  if (r == nullptr) return sweep(count, [&](auto at) { at.store(to, out, given(at)); });
+  const F factor = splatf(*r);
+  back_of_norm(
+      count, factor, [&](auto at, auto) { return mulf(at.load(to, x), factor); }, given, gain,
+      [&](auto at, F f) { at.store(to, out, f); });
+}
+
+void normalise_back(const void* const grads[3], Dtype dtype, const void* x, bool floats, const float* r, int64_t count,
+                    Gain gain, void* out) {
+  by_dtype(dtype, [&](auto of) {
+    if (floats) return normalise_back_of(of, Of<Dtype::float32>{}, grads, x, r, count, gain, out);
+    normalise_back_of(of, of, grads, x, r, count, gain, out);
+  });
 }
 
 template <Dtype D>
@@ -70,75 +130,83 @@ void gain_back(const float* x, float r, int64_t count, Gain by, float* grad) {
   gain_back_of(Of<Dtype::float32>{}, x, r, count, by, grad);
 }
 
+// An activation act(g): `inner` is what its value and its slope are made of.
 template <Activation Kind>
 struct Kinds {
-  static void forward(const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden, float* sigmoid) {
-    by_dtype(dtype, [&](auto of) {
-      sweep(count, [&](auto at) {
-        const F u = at.load(of, up);
-        const F g = Kind == Activation::relu2 ? u : at.load(of, gate);
-        if constexpr (Kind == Activation::swiglu) {
-          const F s = logistic(g);
-          if (sigmoid != nullptr) at.store(sigmoid, s);
-          return at.store(hidden, mulf(mulf(g, s), u));
-        }
-        const F rest = positive_part(g);
-        const F square = mulf(rest, rest);
-        at.store(hidden, Kind == Activation::relu2 ? square : mulf(square, u));
-      });
+  static constexpr bool kGated = Kind != Activation::relu2, kSwish = Kind == Activation::swiglu;
+
+  static F inner(F g) { return kSwish ? logistic(g) : positive_part(g); }
+  static F value(F g, F s) { return mulf(kSwish ? g : s, s); }
+  // s (1 + g (1 - s)) = s + value (1 - s)
+  static F slope(F value, F s) { return kSwish ? fma(value, addf(splatf(1.0f), negative(s)), s) : addf(s, s); }
+  static F hidden(F value, F u) { return kGated ? mulf(value, u) : value; }
+
+  template <Dtype D>
+  static float quantize(Of<D> of, const void* gate, const void* up, int64_t count, float eps, const float* gain,
+                        float* work, int8_t* q, float* r) {
+    F squares = splatf(0.0f);
+    V most = zero();
+    sweep(count, [&](auto at) {
+      const F u = at.load(of, up), g = kGated ? at.load(of, gate) : u;
+      const F f = hidden(value(g, inner(g)), u);
+      squares = fma(f, f, squares);
+      most = max_signed(most, magnitude_bits(f));
+      at.store(work, f);
     });
+    return quantize_normed(squares, most, count, eps, gain, q, r, [&](auto at) { return at.load(work); });
   }
 
-  static void backward(const float* grad, const void* gate, const void* up, const float* sigmoid, Dtype dtype,
-                       int64_t count, void* grad_gate, void* grad_up) {
-    by_dtype(dtype, [&](auto of) {
-      sweep(count, [&](auto at) {
-        const F d = at.load(grad), u = at.load(of, up);
-        const F g = Kind == Activation::relu2 ? u : at.load(of, gate);
-        F value, slope;  // of the activation
-        if constexpr (Kind == Activation::swiglu) {
-          const F s = sigmoid == nullptr ? logistic(g) : at.load(sigmoid);
-          value = mulf(g, s);
-          // s (1 + g (1 - s)) = s + value (1 - s)
-          slope = fma(value, addf(splatf(1.0f), negative(s)), s);
-        } else {
-          const F rest = positive_part(g);
-          value = mulf(rest, rest);
-          slope = addf(rest, rest);
-        }
-        if constexpr (Kind == Activation::relu2) {
-          at.store(of, grad_up, mulf(d, slope));
-        } else {
-          at.store(of, grad_up, mulf(d, value));
-          at.store(of, grad_gate, mulf(mulf(d, u), slope));
-        }
-      });
-    });
+  template <Dtype D>
+  static void backward(Of<D> of, const void* grad, const void* gate, const void* up, const float* r, Gain gain,
+                       int64_t count, float* work, void* grad_gate, void* grad_up) {
+    const auto load_gate = [&](auto at) { return at.load(of, kGated ? gate : up); };
+    const auto store = [&](auto at, F d, F s) {
+      const F act = value(load_gate(at), s), by = slope(act, s);
+      at.store(of, grad_up, mulf(d, kGated ? act : by));
+      if constexpr (kGated) at.store(of, grad_gate, mulf(mulf(d, at.load(of, up)), by));
+    };
+    const auto given = [&](auto at) { return at.load(of, grad); };
+    if (r == nullptr) return sweep(count, [&](auto at) { store(at, given(at), inner(load_gate(at))); });
+    const F factor = splatf(*r);
+    const auto normed = [&](auto at, auto again) {
+      const F g = load_gate(at);
+      F s;
+      if constexpr (again) {
+        s = at.load(work);
+      } else {
+        s = inner(g);
+        at.store(work, s);
+      }
+      return mulf(hidden(value(g, s), at.load(of, up)), factor);
+    };
+    back_of_norm(count, factor, normed, given, gain, [&](auto at, F d) { store(at, d, at.load(work)); });
   }
 };
 
-void activate(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden,
-              float* sigmoid) {
+template <class Call>
+inline auto by_kind(Activation kind, Call call) {
   switch (kind) {
     case Activation::swiglu:
-      return Kinds<Activation::swiglu>::forward(gate, up, dtype, count, hidden, sigmoid);
+      return call(Kinds<Activation::swiglu>{});
     case Activation::relu2:
-      return Kinds<Activation::relu2>::forward(gate, up, dtype, count, hidden, sigmoid);
+      return call(Kinds<Activation::relu2>{});
     default:
-      return Kinds<Activation::reglu2>::forward(gate, up, dtype, count, hidden, sigmoid);
+      return call(Kinds<Activation::reglu2>{});
   }
 }
 
-void activate_back(Activation kind, const float* grad, const void* gate, const void* up, const float* sigmoid,
-                   Dtype dtype, int64_t count, void* grad_gate, void* grad_up) {
-  switch (kind) {
-    case Activation::swiglu:
-      return Kinds<Activation::swiglu>::backward(grad, gate, up, sigmoid, dtype, count, grad_gate, grad_up);
-    case Activation::relu2:
-      return Kinds<Activation::relu2>::backward(grad, gate, up, sigmoid, dtype, count, grad_gate, grad_up);
-    default:
-      return Kinds<Activation::reglu2>::backward(grad, gate, up, sigmoid, dtype, count, grad_gate, grad_up);
-  }
+float activate_quantize(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float eps,
+                        const float* gain, float* work, int8_t* q, float* r) {
+  return by_kind(kind, [&](auto act) {
+    return by_dtype(dtype, [&](auto of) { return act.quantize(of, gate, up, count, eps, gain, work, q, r); });
+  });
+}
+
+void activate_back(Activation kind, const void* grad, const void* gate, const void* up, const float* r, Gain gain,
+                   Dtype dtype, int64_t count, float* work, void* grad_gate, void* grad_up) {
+  by_kind(kind, [&](auto act) {
+    by_dtype(dtype, [&](auto of) { act.backward(of, grad, gate, up, r, gain, count, work, grad_gate, grad_up); });
+  });
 }
 
 template <class At>
@@ -226,8 +294,9 @@ void scale(const void* x, Dtype dtype, int64_t count, float factor, void* out) {
   });
 }
 
-constexpr BlockKernels kBlocks = {widen,    narrow,        add,  normalise, normalise_back, gain, gain_back,
-                                  activate, activate_back, turn, turn_back, scale};
+constexpr BlockKernels kBlocks = {widen,     narrow,            add,           normalise_quantize, normalise_back,
+                                  gain_back, activate_quantize, activate_back, turn,               turn_back,
+                                  scale};
 
 }  // namespace
 }  // namespace arb

@@ -37,5 +37,26 @@ struct Rounding {
   }
 };
 
+// Rounds value(at) / scale for every place of a row, with scale = largest / 127, and returns the scale; `bits` are those
+// of the largest magnitude.
+template <class Value>
+inline float quantize_values(int32_t bits, int64_t count, int8_t* q, Value value) {
+  float largest;
+  std::memcpy(&largest, &bits, 4);
+  const float scale = largest / 127.0f;
+  if (scale == 0.0f || bits >= kInfinityBits) {
+    std::memset(q, 0, static_cast<size_t>(count));
+    return scale;
+  }
+  const F divisor = splatf(scale);
+  const Rounding rounding(divisor);
+  V worst = zero();
+  sweep(count, [&](auto at) { at.store_bytes(q, rounding.quick(value(at), worst)); });
+  if (rounding.certain(worst)) return scale;
+  // With a subnormal scale a quotient may exceed 127; its low byte is kept, as a conversion to int8 does.
+  sweep(count, [&](auto at) { at.store_bytes(q, to_int(divf(value(at), divisor))); });
+  return scale;
+}
+
 }  // namespace
 }  // namespace arb

@@ -11,22 +11,7 @@ template <Dtype D>
 inline float quantize_floats(Of<D> of, const void* x, int64_t count, int8_t* q) {
   V most = zero();
   sweep(count, [&](auto at) { most = max_signed(most, magnitude_bits(at.load(of, x))); });
-  const int32_t bits = reduce_max(most);
-  float largest;
-  std::memcpy(&largest, &bits, 4);
-  const float scale = largest / 127.0f;
-  if (scale == 0.0f || bits >= kInfinityBits) {
-    std::memset(q, 0, static_cast<size_t>(count));
-    return scale;
-  }
-  const F divisor = splatf(scale);
-  const Rounding rounding(divisor);
-  V worst = zero();
-  sweep(count, [&](auto at) { at.store_bytes(q, rounding.quick(at.load(of, x), worst)); });
-  if (rounding.certain(worst)) return scale;
-  // With a subnormal scale a quotient may exceed 127; its low byte is kept, as a conversion to int8 does.
-  sweep(count, [&](auto at) { at.store_bytes(q, to_int(divf(at.load(of, x), divisor))); });
-  return scale;
+  return quantize_values(reduce_max(most), count, q, [&](auto at) { return at.load(of, x); });
 }
 
 float quantize_row(const void* x, Dtype dtype, int64_t count, int8_t* q) {
