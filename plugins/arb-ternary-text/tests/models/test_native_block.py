@@ -237,6 +237,17 @@ def test_attention_with_gains_and_factors_equals_torch(
     assert len(fused[2]) + len(fused[3]) == 12
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vectors", [{}, *VECTORS.values()], ids=["none", *VECTORS])
+def test_final_norm_and_head_equal_torch(dtype: torch.dtype, vectors: dict[str, Any]) -> None:
+    model = Decoder(config(gradients="int8", zero_head=False, logit_scale=-1, **vectors), 48)
+    draw_vectors(model)
+    x = torch.randn(2, 8, 64, dtype=dtype) * 2
+    fused, wanted = both(model.logits, model, x, "_NormalizedProductsBackward")
+    assert fused[0].shape == (2, 8, 48)
+    assert_alike(fused, wanted, dtype)
+
+
 @pytest.mark.parametrize("vectors", VECTORS)
 def test_vectors_learn_where_linears_and_inputs_do_not(vectors: str) -> None:
     layer = FeedForward(

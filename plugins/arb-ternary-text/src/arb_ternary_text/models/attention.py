@@ -197,13 +197,10 @@ class Attention(nn.Module):
 
         They attend over whole causal sequences; with a cache or a mask torch does.
         """
-        batch, length, width = x_BSD.shape
+        length = x_BSD.size(1)
         angles = positions.cos, positions.sin
         products = native_block.normalized_products(
-            kernels,
-            x_BSD.reshape(batch * length, width),
-            self.norm,
-            (self.query, self.key, self.value),
+            kernels, x_BSD.flatten(0, 1), self.norm, (self.query, self.key, self.value)
         )
         if cache is None and positions.is_causal and length <= _LONGEST:
             seen = native_block.attention(
@@ -225,10 +222,8 @@ class Attention(nn.Module):
                 positions,
                 cache,
             )
-        (update,) = native_block.normalized_products(
-            kernels, seen, self.output_norm, (self.output,)
-        )
-        return native_block.scaled(kernels, update).view(batch, length, -1)
+        update_MD = native_block.normalized_product(kernels, seen, self.output_norm, self.output)
+        return update_MD.view_as(x_BSD)
 
     def _attend(
         self,

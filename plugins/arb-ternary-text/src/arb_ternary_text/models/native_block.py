@@ -2,9 +2,9 @@
 
 Attention is three nodes: :func:`normalized_products` gives queries, keys and values;
 :func:`attention` attends over them (or :func:`turned_heads` prepares the heads for attention by
-torch's operations); and another :func:`normalized_products` is the output projection. A
+torch's operations); and a :func:`normalized_product` is the output projection. A
 feed-forward layer is two: :func:`normalized_products` for gate and up, then the activation with
-the down projection.
+the down projection. The final norm and the head are one.
 
 For backward the nodes keep what torch's operations would keep, or less: rows before a norm instead
 of those after it, int8 rows once, no intermediate results of an activation, no attention scores and
@@ -373,6 +373,12 @@ def scaled(kernels: Kernels, product: Product) -> Tensor:
     return y
 
 
+def normalized_product(kernels: Kernels, x: Tensor, norm: nn.Module, module: nn.Module) -> Tensor:
+    """Return ``linear(norm(x))``, ``[M, N]``; arguments as for :func:`normalized_products`."""
+    (product,) = normalized_products(kernels, x, norm, (module,))
+    return scaled(kernels, product)
+
+
 def attention(
     kernels: Kernels,
     products: Sequence[Product],
@@ -454,7 +460,7 @@ def feed_forward(
         hidden_norm: in front of down.
     """
     *inner, down_module = linears
-    products = normalized_products(kernels, x.reshape(-1, x.shape[-1]), norm, inner)
+    products = normalized_products(kernels, x.flatten(0, -2), norm, inner)
     up = products[-1]
     gate = products[0] if len(products) == 2 else None
     down = _linear(down_module)
@@ -472,5 +478,4 @@ def feed_forward(
         eps_of(hidden_norm),
     )
     down.expect_votes(y_MD)
-    y = scaled(kernels, Product(y_MD, factor_of(down_module)))
-    return y.view(*x.shape[:-1], -1)
+    return scaled(kernels, Product(y_MD, factor_of(down_module))).view_as(x)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem
+from arb_ternary_text.models import native_block
 from arb_ternary_text.models.attention import Positions
-from arb_ternary_text.models.block_kernels import is_watched, may_round_differently
+from arb_ternary_text.models.block_kernels import is_watched, kernels_for, may_round_differently
 from arb_ternary_text.models.block_model import BlockModel
 from arb_ternary_text.models.blocked_loss import (
     MANY_LOGITS,
@@ -95,7 +96,14 @@ class Transformer(BlockModel):
     def logits(self, x_BSD: Tensor) -> Tensor:
         """Apply final norm and head: ``[..., D]`` to ``[..., V]``."""
         with vectors_together(self.final_norm, self.head):
-            logits_BSV: Tensor = self.head(self.final_norm(x_BSD))
+            kernels = kernels_for(x_BSD, (self.final_norm,), (self.head,))
+            if kernels is None:
+                logits_BSV: Tensor = self.head(self.final_norm(x_BSD))
+            else:
+                logits_MV = native_block.normalized_product(
+                    kernels, x_BSD.flatten(0, -2), self.final_norm, self.head
+                )
+                logits_BSV = logits_MV.view(*x_BSD.shape[:-1], -1)
         return logits_BSV if self._logit_scale == 1.0 else logits_BSV * self._logit_scale
 
     def computes_loss_in_blocks(self, predictions: int) -> bool:
