@@ -24,10 +24,12 @@ from arb_ternary.backends.reference_votes import count_correlation_, group_score
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteState, weight_shape
-from arb_ternary.counters.hashing import MICRO, USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES, hash_words
+from arb_ternary.counters.hashing import USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES, hash_words
 from arb_ternary.specs import resolve
 
 ACTIVATION_MODES: Final = ("int8", "float")
+#: Counts a cast in the control words, by one operation; ``control[MICRO] += 1`` takes three.
+_ONE_CAST: Final = torch.tensor([0, 0, 0, 1], device="cpu")
 #: A gradient rounded for the gradient of the rows, and its scale; the same rounded for votes, with
 #: the scales of the rows.
 QuantizedPair = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -132,7 +134,7 @@ def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) 
         grad, x, scale, state = resolve(state.transform)(grad, x, scale, state)
     with _adding(state) as target:
         vote_kernel(target, "cast_votes", "cast_scaled_votes")(grad, x, scale, target)
-    state.control[MICRO] += 1
+    state.control.add_(_ONE_CAST)
 
 
 @op(mutates_args=(*_CHANGED, "correlation", "steps"))
@@ -155,7 +157,7 @@ def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state:
         state = state._replace(correlation=None, steps=None)
     with _adding(state) as target:
         vote_kernel(target, "embedding_votes", "embedding_scaled_votes")(ids, grad, scale, target)
-    state.control[MICRO] += 1
+    state.control.add_(_ONE_CAST)
 
 
 @op(mutates_args=("votes",))
