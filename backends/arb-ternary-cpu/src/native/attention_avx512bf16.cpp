@@ -18,8 +18,7 @@ struct PairWords {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
   }
   static void store_row(Words to, int64_t row, int64_t k, F f) {
-    auto* const place = reinterpret_cast<char*>(to.first + row * to.stride) + 2 * k;
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(f)));
+    store_bfloat16(reinterpret_cast<char*>(to.first + row * to.stride) + 2 * k, f);
   }
   static void store_rows(Words to, int64_t row, int64_t k, F first, F second) {
     const V low = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(first)));

@@ -50,15 +50,15 @@ struct BlockKernels {
   void (*activate_back)(Activation kind, const void* grad, const void* gate, const void* up, const float* r, Gain gain,
                         Dtype dtype, int64_t count, float* work, void* grad_gate, void* grad_up);
   // y = R (gain r x) of `rows` heads, whose first elements lie x_stride and y_stride apart: R rotates `planes` planes,
-  // feature p and p + planes. r = 1 / sqrt(mean(x^2) + eps), or 1 where eps < 0, goes to `factors` unless that is null. Without
-  // gain, it is 1.
+  // feature p and p + planes. r = 1 / sqrt(mean(x^2) + eps), or 1 where eps < 0, goes to `factors` unless that is null.
+  // Without gain, it is 1.
   void (*turn)(int64_t rows, const void* x, int64_t x_stride, Dtype dtype, int64_t planes, Rotation by, float eps,
                const float* gain, void* y, int64_t y_stride, float* factors);
-  // grad_x from `scale` grad_y, `grad_stride` apart; x and grad_x lie alike. `factors`: r of forward, or null where that
-  // did not normalise. `work` has 2 planes + kRowSlack floats.
-  void (*turn_back)(int64_t rows, const float* grad_y, int64_t grad_stride, float scale, const void* x, int64_t x_stride,
-                    Dtype dtype, int64_t planes, Rotation by, const float* factors, Gain gain, float* work,
-                    void* grad_x);
+  // grad_x from `scale` grad_y, `grad_stride` apart; x and grad_x lie alike. `factors`: r of forward, or null where
+  // that did not normalise. `work` has 2 planes + kRowSlack floats.
+  void (*turn_back)(int64_t rows, const float* grad_y, int64_t grad_stride, float scale, const void* x,
+                    int64_t x_stride, Dtype dtype, int64_t planes, Rotation by, const float* factors, Gain gain,
+                    float* work, void* grad_x);
   // out = dtype(x * dtype(factor))
   void (*scale)(const void* x, Dtype dtype, int64_t count, float factor, void* out);
 };

@@ -1,4 +1,5 @@
-// Loops that write bfloat16, where an instruction rounds to it. What quantize_both() compares keeps its subnormal numbers.
+// Loops that write bfloat16, where an instruction rounds to it. What quantize_both() compares keeps its subnormal
+// numbers.
 #define ARB_HARDWARE_BFLOAT16
 #include "simd_avx512vnni.h"
 

@@ -268,19 +268,16 @@ void turn_back(int64_t rows, const float* grad_y, int64_t grad_stride, float sca
         at.store(work, fma(a, c, mulf(b, s)));
         at.store(work + planes, fma(b, c, negative(mulf(a, s))));
       });
-      if (gain.values != nullptr) gain_back_of(of, own_x, factors == nullptr ? 1.0f : factors[row], features, gain, work);
+      const auto turned = [&](auto at) { return at.load(work); };
+      const auto store = [&](auto at, F f) { at.store(of, out, f); };
       if (factors == nullptr) {
-        sweep(features, [&](auto at) { at.store(of, out, at.load(work)); });
+        if (gain.values != nullptr) gain_back_of(of, own_x, 1.0f, features, gain, work);
+        sweep(features, [&](auto at) { store(at, turned(at)); });
         continue;
       }
       const F factor = splatf(factors[row]);
-      F along = splatf(0.0f);
-      sweep(features, [&](auto at) { along = fma(mulf(at.load(of, own_x), factor), at.load(work), along); });
-      const F mean = splatf(-reduce_sum(along) / static_cast<float>(features));
-      sweep(features, [&](auto at) {
-        const F normed_x = mulf(at.load(of, own_x), factor);
-        at.store(of, out, mulf(fma(normed_x, mean, at.load(work)), factor));
-      });
+      const auto normed = [&](auto at, auto) { return mulf(at.load(of, own_x), factor); };
+      back_of_norm(features, factor, normed, turned, gain, store);
     }
   });
 }

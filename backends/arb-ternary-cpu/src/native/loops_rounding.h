@@ -37,8 +37,8 @@ struct Rounding {
   }
 };
 
-// Rounds value(at) / scale for every place of a row, with scale = largest / 127, and returns the scale; `bits` are those
-// of the largest magnitude.
+// Rounds value(at) / scale for every place of a row, with scale = largest / 127, and returns the scale; `bits` are
+// those of the largest magnitude.
 template <class Value>
 inline float quantize_values(int32_t bits, int64_t count, int8_t* q, Value value) {
   float largest;

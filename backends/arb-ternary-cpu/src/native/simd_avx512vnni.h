@@ -163,8 +163,8 @@ inline void store_half(void* p, F f) {
 inline V widen_u16(const void* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
 inline void narrow_16(void* p, V v) { _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v)); }
 
-// For translation units with AVX512-BF16 whose results need not have the bits of other instruction sets: one instruction
-// rounds, and takes subnormal numbers for 0.
+// For translation units with AVX512-BF16 whose results need not have the bits of other instruction sets: one
+// instruction rounds, and takes subnormal numbers for 0.
 #if defined(ARB_HARDWARE_BFLOAT16)
 inline void store_bfloat16(void* p, F f) {
   _mm256_storeu_si256(static_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(f)));
