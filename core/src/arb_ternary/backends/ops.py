@@ -24,12 +24,12 @@ from arb_ternary.backends.reference_votes import count_correlation_, group_score
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteState, weight_shape
-from arb_ternary.counters.hashing import USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES, hash_words
+from arb_ternary.counters.hashing import MICRO, USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES, hash_words
 from arb_ternary.specs import resolve
 
 ACTIVATION_MODES: Final = ("int8", "float")
 #: Counts a cast in the control words, by one operation; ``control[MICRO] += 1`` takes three.
-_ONE_CAST: Final = torch.tensor([0, 0, 0, 1], device="cpu")
+_ONE_CAST: Final = torch.eye(4, dtype=torch.int64, device="cpu")[MICRO]
 #: A gradient rounded for the gradient of the rows, and its scale; the same rounded for votes, with
 #: the scales of the rows.
 QuantizedPair = tuple[Tensor, Tensor, Tensor, Tensor]

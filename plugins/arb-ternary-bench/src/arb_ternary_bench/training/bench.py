@@ -119,7 +119,7 @@ class _Measured:
         facts = self.facts
         way = self.trainee.way
         return {
-            "name": self.trainee.way.name,
+            "name": way.name,
             "way": way.name,
             "role": way.role,
             "compiled": way.compiled,
