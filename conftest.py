@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,11 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+
+# A shell starts a job in the background with SIGINT ignored. Tests interrupt programs, and these
+# inherit what the test process does.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Both have the same number of examples, for the same time limit; continuous integration draws the
 # same examples each time.

@@ -283,17 +283,6 @@ def test_texts_that_are_abandoned_leave_the_next_one_its_tokens(
     assert best.steps > 200
 
 
-@pytest.fixture
-def heard() -> Iterator[None]:
-    """SIGINT interrupts, also in a process that was begun in the background of a shell and ignores
-    it.
-    """
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.usefixtures("heard")
 def test_interrupt_leaves_the_tokens_of_the_next_text(
     best: Counted, shared_work: Any, threads: Callable[[int], None]
 ) -> None:
