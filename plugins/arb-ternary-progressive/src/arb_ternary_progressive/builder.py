@@ -14,7 +14,7 @@ from arb_ternary_progressive.adapters import PROGRESSIVE, STACK, AdapterSpec
 from arb_ternary_progressive.config import BuildingMode, GrowthConfig, Precision
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import DecoderRack, Rack, as_rack
-from arb_ternary_progressive.rack_storage import load_into, read_rack, write_rack
+from arb_ternary_progressive.rack_storage import load_rack, write_rack
 from arb_ternary_progressive.stack import (
     GivenAdapter,
     Stack,
@@ -363,7 +363,7 @@ class ProgressiveRackBuilder:
         """Write the rack with all its adapters to one safetensors file, atomically.
 
         Raises:
-            CheckpointError: it cannot be written.
+            ArbError: it cannot be written.
         """
         write_rack(self.build_rack(), Path(path))
 
@@ -382,5 +382,5 @@ class ProgressiveRackBuilder:
                 f"builder: it has {len(rack.ordered_stacks)} stacks already",
                 "Load into a new builder.",
             )
-        load_into(rack, read_rack(Path(path)))
+        load_rack(rack, Path(path))
         return rack

@@ -1,20 +1,20 @@
-"""Files of racks: safetensors, with the structure of the rack as JSON in the header."""
+"""Files of racks: a model's tensors as checkpoints hold them, with the rack's structure as JSON in
+the header.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
-from attrs import frozen
-from torch import Tensor
 
 from arb_ternary.errors import CheckpointError, DataError
+from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
 from arb_ternary_progressive.rack import Rack
-from arb_ternary_train.checkpoint_format import tensor_digest, write_tensors
-from arb_ternary_train.durable import replacing
+from arb_ternary_train.checkpoint_format import VerifiedTensors, tensor_digest
+from arb_ternary_train.identity import differences
 from arb_ternary_train.model_state import load_state
 from arb_ternary_train.safetensors_file import SafetensorsFile
 
@@ -25,54 +25,31 @@ VERSION: Final = 1
 _FREE = frozenset({"layers", "zero_head", "zero_residual"})
 
 
-@frozen(eq=False)
-class StoredRack:
-    """The content of a file.
-
-    Attributes:
-        path: the file.
-        header: the structure of the rack, and the model that it belongs to.
-        tensors: its state dict.
-    """
-
-    path: Path
-    header: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-
-
 def write_rack(rack: Rack, path: Path) -> None:
     """Write ``rack`` with its adapters to ``path``, atomically.
 
     Raises:
-        CheckpointError: the file cannot be written.
+        ArbError: the file cannot be written.
     """
-    tensors = rack.state_dict()
     header = {
         "format": FORMAT,
         "version": VERSION,
         **_identity(rack),
         "structure": rack.structure(),
-        "digests": {name: tensor_digest(tensor) for name, tensor in tensors.items()},
+        "digests": {name: tensor_digest(tensor) for name, tensor in rack.state_dict().items()},
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as new:
-            write_tensors(new, tensors, json.dumps(header, sort_keys=True))
-    except OSError as error:
-        raise CheckpointError(f"{path}: the rack cannot be written: {error}") from error
+    SafetensorsExporter().export(rack, path, header)
 
 
-def read_rack(path: Path) -> StoredRack:
-    """Read and check a file.
+def load_rack(rack: Rack, path: Path) -> None:
+    """Give ``rack``, which has no stacks, the stacks, adapters and weights of a file.
 
     Raises:
-        CheckpointError: it is missing, damaged, or not a rack.
+        CheckpointError: the file is missing, damaged, no rack, or of a rack with another embedding,
+            head or time.
     """
-    if not path.exists():
-        raise CheckpointError(f"{path}: there is no such file")
     try:
         file = SafetensorsFile(path)
-        tensors = dict(file)
     except DataError as error:
         raise CheckpointError(error.what) from error
     try:
@@ -88,40 +65,13 @@ def read_rack(path: Path) -> StoredRack:
         raise CheckpointError(
             f"{path}: rack format version {header.get('version')!r}; this program reads {VERSION}"
         )
-    if header["digests"].keys() != tensors.keys():
-        raise CheckpointError(f"{path}: its tensors are not those that its header lists")
-    for name, digest in header["digests"].items():
-        if tensor_digest(tensors[name]) != digest:
-            raise CheckpointError(
-                f"{path}: tensor {name!r} is damaged: its checksum is not the one in the header"
-            )
-    return StoredRack(path, header, tensors)
-
-
-def load_into(rack: Rack, stored: StoredRack) -> None:
-    """Give ``rack``, which has no stacks, the stacks, adapters and weights of a file.
-
-    Raises:
-        CheckpointError: the rack in the file has another embedding, head or time.
-    """
     here = _identity(rack)
-    faults = []
-    for key, value in here.items():
-        there = stored.header[key]
-        if isinstance(value, dict) and isinstance(there, dict):
-            faults += [
-                f"{name}: {there.get(name)!r} there, {value[name]!r} here"
-                for name in value
-                if there.get(name) != value[name]
-            ]
-        elif value != there:
-            faults.append(f"{key}: {there!r} there, {value!r} here")
+    faults = differences({key: header[key] for key in here}, here)
     if faults:
-        raise CheckpointError(
-            f"{stored.path}: the rack in it is of another model", "\n".join(faults)
-        )
-    rack.restore_structure(stored.header["structure"])
-    load_state(rack, stored.tensors, str(stored.path))
+        raise CheckpointError(f"{path}: the rack in it is of another model", "\n".join(faults))
+    tensors = dict(VerifiedTensors(file, header["digests"]))
+    rack.restore_structure(header["structure"])
+    load_state(rack, tensors, str(path))
 
 
 def _identity(rack: Rack) -> dict[str, Any]:
