@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from arb_ternary_gqc.gns import GradientNoiseScale, mccandlish, norm_variance
 from arb_ternary_gqc.mht import is_precise
-from arb_ternary_gqc.student_t import two_sided_quantile
 
 
 @given(
@@ -99,10 +98,14 @@ def test_norm_variance_equals_numpy(norms: list[float]) -> None:
     assert norm_variance(norms) == np.var(norms) / (np.mean(np.array(norms) ** 2) + 1e-8)
 
 
-@given(confidence=st.floats(0.01, 0.9999), df=st.integers(1, 200))
-def test_quantiles_equal_scipy(confidence: float, df: int) -> None:
-    expected = scipy.stats.t.ppf((1 + confidence) / 2, df)
-    assert two_sided_quantile(confidence, df) == pytest.approx(expected, rel=1e-10)
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.98, 0.999])
+def test_precision_of_three_samples_has_a_closed_form(confidence: float) -> None:
+    """With two degrees of freedom, ``t = c sqrt(2 / (1 - c^2))`` (Abramowitz and Stegun 26.7.4)."""
+    quantile = confidence * math.sqrt(2 / (1 - confidence**2))
+    # Samples 9, 10 and 11 have the mean 10 and the standard error 1 / sqrt(3).
+    reach = quantile / math.sqrt(3) / 10
+    assert is_precise([10.0, 11.0], 9.0, confidence, reach * (1 + 1e-9))
+    assert not is_precise([10.0, 11.0], 9.0, confidence, reach * (1 - 1e-9))
 
 
 @given(

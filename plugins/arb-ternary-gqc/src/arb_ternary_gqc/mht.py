@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
+from scipy.special import stdtrit
 from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.parts import CommonOptions, Draw
-from arb_ternary_gqc.student_t import two_sided_quantile
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
 #: Added to a standard error, so that equal metrics have an interval.
@@ -31,7 +31,7 @@ def is_precise(metrics: list[float], running: float, confidence: float, toleranc
     if mean == 0:
         return False
     error = float(np.std(samples, ddof=1) / np.sqrt(len(samples))) + _EPSILON
-    reach = two_sided_quantile(confidence, len(samples) - 1) * error
+    reach = float(stdtrit(len(samples) - 1, (1 + confidence) / 2)) * error
     # For a negative mean the edges change places.
     low, high = sorted((mean * (1 - tolerance), mean * (1 + tolerance)))
     return mean - reach >= low and mean + reach <= high
