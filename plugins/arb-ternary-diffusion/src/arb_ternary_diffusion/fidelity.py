@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary.protocols.data import DataSource
-from arb_ternary_diffusion.frechet import compute_moments, frechet_distance
 from arb_ternary_train.evaluate import evaluation_mode
 
 #: Images that are read, or classified, together.
@@ -122,8 +121,13 @@ def compare_images(drawn_NCHW: Tensor, real: RealImages, features: Features = pi
 
     Both sets are cut to the size of the smaller one, because a distance grows as samples get fewer.
     """
+    # torchmetrics takes seconds to import.
+    from arb_ternary_diffusion.frechet import frechet_distance
+
     count = min(len(drawn_NCHW), len(real.held_out))
-    train = compute_moments(features(real.train))
-    drawn = compute_moments(features(drawn_NCHW[:count]))
-    held_out = compute_moments(features(real.held_out[:count]))
-    return Distances(frechet_distance(drawn, train), frechet_distance(held_out, train), count)
+    train = features(real.train)
+    return Distances(
+        frechet_distance(features(drawn_NCHW[:count]), train),
+        frechet_distance(features(real.held_out[:count]), train),
+        count,
+    )
