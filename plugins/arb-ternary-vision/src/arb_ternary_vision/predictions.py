@@ -54,9 +54,11 @@ class Predictions:
 
     def confusion(self) -> NDArray[np.int64]:
         """Count the samples by right class (row) and predicted class (column), ``[V, V]``."""
-        count = self.probabilities.shape[1]
-        pairs = np.bincount(self.labels * count + self.classes, minlength=count * count)
-        return pairs.reshape(count, count).astype(np.int64)
+        from sklearn.metrics import confusion_matrix
+
+        every = np.arange(self.probabilities.shape[1])
+        counts: NDArray[np.int64] = confusion_matrix(self.labels, self.classes, labels=every)
+        return counts
 
 
 def classify_batches(
