@@ -68,12 +68,10 @@ def test_report_includes_earlier_runs(first: Path, tmp_path: Path) -> None:
     records = [step(1, "global", 3.0), step(1, "global", 2.5, "validation"), step(2, "global", 2.0)]
     second = make(tmp_path / "second", [*records, step(2, "", 9.0, "validation")], first)
     contents = gather(second)
-    assert [curve.title for curve in contents.curves] == ["first: blockwise", "second: global"]
-    assert contents.curves[0].training == [(1, 2.0)]  # a loss that is not a number is not a point
-    assert (contents.curves[1].training, contents.curves[1].validation) == (
-        [(1, 3.0), (2, 2.0)],
-        [(1, 2.5)],
-    )
+    assert [curve.name for curve in contents.curves] == ["second", "first"]
+    assert contents.curves[1].train == [(1, 2.0)]  # a loss that is not a number is not a point
+    assert contents.curves[0].train == [(1, 3.0), (2, 2.0)]
+    assert contents.curves[0].validation == [(1, 2.5), (2, 9.0)]
     projection = contents.table("projection")
     blocks = contents.table("blockwise")
     assert projection is not None
@@ -82,8 +80,6 @@ def test_report_includes_earlier_runs(first: Path, tmp_path: Path) -> None:
     assert blocks.to_json()[0]["reason"] == "converged"
     assert contents.projection == {"held_out_error": 0.2}
     assert contents.to_json()["projection_medians"] == {"held_out_error": 0.2}
-    # Alone, a run's phases need no name of a run.
-    assert [curve.title for curve in gather(first).curves] == ["blockwise"]
 
 
 def test_refresh_rewrites_an_existing_report_only(first: Path) -> None:
@@ -125,6 +121,10 @@ def test_report_of_any_run_has_the_sections_of_upcycling(first: Path, tmp_path: 
     page = (tmp_path / "page.html").read_text()
     assert "<h2>Projection to ternary weights</h2>" in page
     assert "<h2>Block by block</h2>" in page
+    assert "Training before this run" not in page
+    second = make(tmp_path / "second", [step(1, "global", 3.0)], first)
+    write_page([second], tmp_path / "page.html")
+    assert "started from: first." in (tmp_path / "page.html").read_text()
     plain = make(tmp_path / "plain", [])
     assert contribute(RunDirectory(plain)) is None
     write_page([plain, first], tmp_path / "page.html")

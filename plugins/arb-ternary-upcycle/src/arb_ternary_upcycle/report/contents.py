@@ -11,6 +11,7 @@ from attrs import frozen
 
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.plot import RunCurves, read_curves
 from arb_ternary_train.report_page.tables import Column, Table
 from arb_ternary_upcycle.stages import lineage
 from arb_ternary_upcycle.store import read_json, stored_plan
@@ -83,15 +84,6 @@ _BLOCKS: Final = (
 
 
 @frozen
-class Curve:
-    """Losses of one phase of one run: pairs of step and loss."""
-
-    title: str
-    training: Sequence[tuple[int, float]]
-    validation: Sequence[tuple[int, float]]
-
-
-@frozen
 class Contents:
     """What upcycling adds to a report.
 
@@ -100,14 +92,14 @@ class Contents:
         facts: short lines about it, by their headings.
         tables: those that have rows.
         projection: medians of the projection's errors; empty without a projection.
-        curves: of the phases that trained, oldest first.
+        curves: of each run that trained, the newest first.
     """
 
     name: str
     facts: Mapping[str, str]
     tables: Sequence[Table]
     projection: Mapping[str, float]
-    curves: Sequence[Curve]
+    curves: Sequence[RunCurves]
 
     def table(self, name: str) -> Table | None:
         """Return the table of that name, if it has rows."""
@@ -204,10 +196,11 @@ def gather(run: Path) -> Contents:
             blocks,
         ),
     )
-    curves = []
-    for each in runs:
-        prefix = f"{each.name}: " if len(runs) > 1 else ""
-        curves += _curves(records[each], prefix)
+    curves = [
+        read_curves(RunDirectory(each), records[each], 0, "loss")
+        for each in reversed(runs)
+        if any(record.get("event") == "train" for record in records[each])
+    ]
     return Contents(
         name=str(record["name"]),
         facts=_facts(record, plan, measured.get("machine")),
@@ -235,26 +228,24 @@ def _facts(
 def _perplexity(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     if found is None:
         return []
-    teacher = {
-        "model": "teacher",
-        "nll": found["teacher_nll"],
-        "perplexity": _exponential(found["teacher_nll"]),
-        "ratio": 1.0,
-        "tokens": int(found["tokens"]),
-    }
-    student = {
-        "model": "student",
-        "nll": found["student_nll"],
-        "perplexity": _exponential(found["student_nll"]),
-        "ratio": found["ppl_ratio"],
-        "divergence": found["divergence"],
-        "agreement": found["agreement"],
-        "tokens": int(found["tokens"]),
-    }
-    return [teacher, student]
+    rows = [
+        {
+            "model": model,
+            "nll": found[f"{model}_nll"],
+            "perplexity": _exponential(found[f"{model}_nll"]),
+            "tokens": int(found["tokens"]),
+        }
+        for model in ("teacher", "student")
+    ]
+    rows[0]["ratio"] = 1.0
+    rows[1]["ratio"] = found["ppl_ratio"]
+    rows[1]["divergence"] = found["divergence"]
+    rows[1]["agreement"] = found["agreement"]
+    return rows
 
 
 def _exponential(nll: float) -> float:
+    """Return ``exp(nll)``, or ``nll`` itself if it is infinite or not a number."""
     return math.exp(nll) if nll < 709.0 else nll
 
 
@@ -292,27 +283,3 @@ def _checks(run: Path) -> list[dict[str, Any]]:
 def _records(run: Path) -> list[dict[str, Any]]:
     file = RunDirectory(run).metrics_file
     return read_metrics(file) if file.exists() else []
-
-
-def _curves(records: Sequence[Mapping[str, Any]], prefix: str) -> list[Curve]:
-    phases = dict.fromkeys(record["phase"] for record in records if record.get("event") == "train")
-    return [
-        Curve(
-            prefix + phase,
-            _points(records, phase, "train"),
-            _points(records, phase, "validation"),
-        )
-        for phase in phases
-    ]
-
-
-def _points(
-    records: Sequence[Mapping[str, Any]], phase: str, event: str
-) -> list[tuple[int, float]]:
-    points = []
-    for record in records:
-        if record.get("event") == event and record.get("phase") == phase:
-            loss = record.get("loss")
-            if isinstance(loss, int | float):  # one that is not finite is written as a text
-                points.append((record["step"], loss))
-    return points

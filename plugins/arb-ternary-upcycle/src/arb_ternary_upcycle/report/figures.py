@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from arb_ternary_train.plot import smoothed
+from arb_ternary_train.plot import draw_curves
 from arb_ternary_train.report_page.tables import Table
-from arb_ternary_upcycle.report.contents import Contents, Curve
+from arb_ternary_upcycle.report.contents import Contents
 
 #: Colours of the two models; colour-blind readers can tell them apart (Okabe and
 #: Ito, 2008).
@@ -41,7 +41,7 @@ Lines = Mapping[str, Sequence[tuple[int, float]]]
 def draw_figures(contents: Contents) -> dict[str, Any]:
     """Draw what there are numbers for; figures of matplotlib by the names of tables.
 
-    The figure ``training`` belongs to no table.
+    The figures ``training`` (of the newest run), ``training-1``, ... belong to no table.
     """
     drawn: dict[str, Any] = {}
     for name, quantities in _COMPARED.items():
@@ -54,19 +54,20 @@ def draw_figures(contents: Contents) -> dict[str, Any]:
     distances = _distances(contents.table("blockwise"))
     if distances["last steps"]:
         drawn["blockwise"] = _lines(distances, "L1 distance to the teacher")
-    if contents.curves:
-        drawn["training"] = _training(contents.curves)
+    for number, curves in enumerate(contents.curves):
+        name = f"training-{number}" if number else "training"
+        drawn[name] = draw_curves([curves], "loss")
     return drawn
 
 
-def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, list[Any]]:
+def _canvas(width: float, height: float, columns: int = 1) -> tuple[Any, list[Any]]:
     # The object interface draws without a display and without global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = list(np.atleast_1d(figure.subplots(rows, columns)).flatten())
+    panels = list(np.atleast_1d(figure.subplots(1, columns)).flatten())
     for axes in panels:
         axes.grid(color="0.92", linewidth=0.8)
         axes.set_axisbelow(True)
@@ -141,25 +142,3 @@ def _distances(table: Table | None) -> Lines:
             first.append((row["block"], row["l1_first"]))
             last.append((row["block"], row["l1"]))
     return {"first steps": first, "last steps": last}
-
-
-def _training(curves: Sequence[Curve]) -> Any:
-    columns = min(2, len(curves))
-    rows = -(-len(curves) // columns)
-    figure, panels = _canvas(8.0, 2.9 * rows, rows, columns)
-    for axes in panels[len(curves) :]:
-        axes.set_visible(False)
-    for axes, curve in zip(panels, curves, strict=False):
-        if curve.training:
-            steps, losses = zip(*curve.training, strict=True)
-            axes.plot(steps, losses, color=COLOURS["student"], linewidth=0.6, alpha=0.3)
-            line = smoothed(losses, len(losses) // 80)
-            axes.plot(steps, line, color=COLOURS["student"], linewidth=1.6, label="training")
-        if curve.validation:
-            steps, losses = zip(*curve.validation, strict=True)
-            axes.plot(steps, losses, "o", color=COLOURS["teacher"], label="validation")
-        axes.set_title(curve.title, fontsize=10, color=_INK, loc="left")
-        axes.set_xlabel("optimizer step", fontsize=9)
-        axes.set_ylabel("loss", fontsize=9)
-        axes.legend(frameon=False, fontsize=8)
-    return figure

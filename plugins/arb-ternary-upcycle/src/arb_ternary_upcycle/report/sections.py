@@ -39,10 +39,16 @@ def contribute(run: RunDirectory) -> Contribution | None:
         figures = [] if drawing is None else [Figure(table.name, table.title, drawing)]
         bare = evolve(table, note="")
         sections.append(Section(table.title, table.note, figures, [bare]))
-    if len(contents.curves) > 1:
-        figure = Figure("training", "Losses over optimizer steps", drawings["training"])
-        note = "Loss after each step of this run and of the runs that it started from."
-        sections.append(Section("Training, phase by phase", note, figures=[figure]))
+    # The run's own curve is on every page.
+    earlier = list(enumerate(contents.curves))[1:]
+    figures = [
+        Figure(f"training-{number}", curves.name, drawings[f"training-{number}"])
+        for number, curves in earlier
+    ]
+    names = ", ".join(curves.name for _, curves in earlier)
+    note = f"Losses over optimizer steps of the runs that this one started from: {names}."
+    if figures:
+        sections.append(Section("Training before this run", note, figures))
     return Contribution(list(_cards(contents)), contents.facts, sections)
 
 
