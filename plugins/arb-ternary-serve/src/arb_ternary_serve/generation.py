@@ -14,6 +14,7 @@ from arb_ternary_serve.sequence import Event, Options, TokenLogprobs
 from arb_ternary_serve.text_stream import AnswerText, Part, prompt_tokens
 from arb_ternary_serve.worker import ModelWorker, Ticket
 from arb_ternary_text.chat.answers import encode_rendered
+from arb_ternary_text.chat.template import Rendered
 
 
 @frozen
@@ -45,11 +46,20 @@ async def read_prompts(request: Request, worker: ModelWorker) -> list[Prompt]:
                 f"/v1/completions, which continue a text.",
                 param="model",
             )
-        rendered = await worker.templates.render(request.messages)
+        # A template may take seconds; other threads stay free for other requests.
+        async with worker.template_turn:
+            rendered = await asyncio.to_thread(_render, request, worker)
         ids, _ = await asyncio.to_thread(encode_rendered, tokenizer, rendered)
         return [Prompt(ids, "")]
     except ArbError as error:
         raise RequestProblem.from_error(error) from error
+
+
+def _render(request: Request, worker: ModelWorker) -> Rendered:
+    try:
+        return worker.model.template.render(request.messages, add_generation_prompt=True)
+    except ArbError as error:
+        raise RequestProblem(error.what, param="messages") from error
 
 
 def _read_texts(request: Request, worker: ModelWorker) -> list[Prompt]:

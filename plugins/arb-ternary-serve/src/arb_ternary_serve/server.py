@@ -121,7 +121,6 @@ class Server(uvicorn.Server):
             seconds = 0 if self.force_exit else _CLOSING
             for worker in self._workers:
                 worker.stop(seconds)
-                await worker.templates.stop()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -17,7 +17,6 @@ from arb_ternary_chat.model import Model
 from arb_ternary_serve.engine import Engine, Load
 from arb_ternary_serve.problems import RequestProblem, engine_failed
 from arb_ternary_serve.sequence import Event, Options
-from arb_ternary_serve.template_process import TemplateProcess
 from arb_ternary_serve.text_stream import TokenNames
 
 
@@ -57,7 +56,7 @@ class ModelWorker:
 
     Attributes:
         token_names: texts of single tokens.
-        templates: writes conversations as text.
+        template_turn: is held while the chat template writes a conversation.
         load: what the engine did, as of its last step.
         past: what engines did that have failed.
     """
@@ -75,7 +74,7 @@ class ModelWorker:
         self.name = name
         self.model = model
         self.token_names = TokenNames(model.tokenizer)
-        self.templates = TemplateProcess(model.tokenizer)
+        self.template_turn = asyncio.Lock()
         self._make_engine = make_engine
         self._engine: Engine | None = make_engine()
         self._most = max_sequences + max_waiting

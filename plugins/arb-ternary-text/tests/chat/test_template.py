@@ -16,6 +16,12 @@ from arb_ternary_text.data.tokenizers import ByteTokenizer
 
 USER = [{"role": "user", "content": "Hi"}]
 LONG = "{% set x = 'ab' * 100000 %}"
+DOUBLING = "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}"
+#: Compares lists that hold each other more often than any computer can count.
+ENDLESS = (
+    "{% set ns = namespace(x=[1], y=[1]) %}{% for _ in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}"
+)
 
 
 @pytest.mark.parametrize(
@@ -50,53 +56,35 @@ def test_fault_of_a_template_has_its_line(source: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "message"),
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
-        "{% set n = namespace(x='ab') %}{% for a in range(99) %}{% set n.x=n.x~n.x %}{% endfor %}",
-        "{% set n = namespace(x='ab') %}{% for a in range(99) %}{% set n.x=n.x+n.x %}{% endfor %}",
-        f"{LONG}{{% for a in range(90000) %}}{{{{ x }}}}{{% endfor %}}",
-        f"{LONG}{{% set y %}}{{% for a in range(90000) %}}{{{{ x }}}}{{% endfor %}}{{% endset %}}",
-        f"{{% for a in range(90000) %}}{'text' * 999}{{% endfor %}}",
-        "{{ 'x' * 10000000000 }}",
-        "{% set y = [0] * 10000000000 %}",
-        "{{ (messages|length + 1) ** (10 ** 10) }}",
-        "{{ 'x'|center(10000000000) }}",
-        "{{ messages[0].content.ljust(10000000000) }}",
-        "{{ '%10000000000d' % 1 }}",
-        "{{ '%10000000000d'|format(1) }}",
-        "{{ '{:10000000000}'.format(1) }}",
-        "{{ '{0:{0}}'.format(10000000000) }}",
-        f"{LONG}{{{{ x|replace('a', x) }}}}",
-        f"{LONG}{{{{ x.replace('a', x) }}}}",
-        f"{LONG}{{{{ ([x] * 10000)|join }}}}",
-        f"{LONG}{{{{ ''.join(([x] * 10000)|map('upper')) }}}}",
-        "{{ ([[1] * 10000] * 100)|sum(start=[])|length }}",
-        "{% set x = '\n' * 100000 %}{{ x|indent(90000) }}",
-        "{{ [[1]] * 9|tojson(indent=90000) }}",
+        ("{{ 9 ** (9 ** 9) }}", "did not end within 1 seconds"),
+        (ENDLESS, "did not end within 1 seconds"),
+        (DOUBLING, "did not end within 1 seconds"),
+        (f"{LONG}{{{{ x|replace('a', x) }}}}", "needs more than 1 GiB"),
+        (f"{LONG}{{{{ ([x] * 10000)|join }}}}", "needs more than 1 GiB"),
+        ("{{ 'x' * 10000000000 }}", "needs more than 1 GiB"),
+        ("{% set y = [0] * 10000000000 %}", "needs more than 1 GiB"),
+        ("{{ '%10000000000d'|format(1) }}", "the chat template, line 1: "),
+        ("{{ '{0:{0}}'.format(10000000000) }}", "the chat template, line 1: "),
+        (f"{LONG}{{% for a in range(90000) %}}{{{{ x }}}}{{% endfor %}}", "more than 16,777,216"),
     ],
 )
-def test_template_that_does_too_much_is_stopped(source: str) -> None:
-    template = ChatTemplate(source, work=200_000)
+def test_template_that_does_too_much_is_stopped(source: str, message: str) -> None:
     # In a thread, as a server or a data loader renders.
-    with ThreadPoolExecutor(1) as pool, pytest.raises(DataError, match="the template"):
-        pool.submit(template.render, USER).result()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(DataError, match=message):
+        pool.submit(lambda: ChatTemplate(source, seconds=1).render(USER)).result()
 
 
-@pytest.mark.parametrize("text", ["{{ '{a}'.format_map({'a': 1}) }}", "{{ 'a'.translate({}) }}"])
-def test_methods_without_a_bound_are_refused(text: str) -> None:
-    with pytest.raises(DataError, match="is unsafe"):
-        ChatTemplate(text).render(USER)
-
-
-def test_long_conversations_are_written() -> None:
-    source = (
-        "{% for m in messages %}{% for n in messages[:20] %}{% endfor %}{{ m.content }}{% endfor %}"
+def test_a_process_that_was_ended_begins_again() -> None:
+    template = ChatTemplate(
+        "{% if messages[0].content == 'Hi' %}" + ENDLESS + "{% endif %}ended", seconds=1
     )
-    messages = [{"role": "user", "content": "word " * 20}] * 2000
-    text = ChatTemplate(source, work=100_000).render(messages).text
-    assert text == "word " * 40_000
+    end = [{"role": "user", "content": "end"}]
+    assert template.render(end).text == "ended"
+    with pytest.raises(DataError, match="the chat template did not end within 1 seconds"):
+        template.render(USER)
+    assert template.render(end).text == "ended"
 
 
 def test_the_date_can_be_fixed() -> None:
@@ -108,10 +96,7 @@ def test_missing_template_and_missing_jinja(monkeypatch: Any) -> None:
     with pytest.raises(DataError, match="the tokenizer has no chat_template"):
         chat_template(ByteTokenizer())
 
-    def absent() -> None:
-        raise EnvironmentProblem("chat templates need the package `jinja2`")
-
-    monkeypatch.setattr(template_module, "_sandbox", absent)
+    monkeypatch.setattr(template_module, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem, match="jinja2"):
         ChatTemplate("a")
 

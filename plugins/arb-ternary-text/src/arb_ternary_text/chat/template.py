@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import traceback
+import signal
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any, Final
 
 import attrs
@@ -18,10 +24,8 @@ from arb_ternary_text.data.tokenizers import Tokenizer, base_tokenizer, special_
 
 Message = Mapping[str, Any]
 
-#: Characters and steps that a template may take: a constant, and more for each character that it is
-#: given.
-_WORK: Final = 5_000_000
-_WORK_PER_CHARACTER: Final = 200
+#: Longest time in which a template is compiled, and writes a conversation.
+_SECONDS: Final = 10.0
 #: Names of a message's reasoning; templates read the first one, or ``thinking``.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 #: First of the private characters that stand for the first letter of a typed control token.
@@ -48,6 +52,81 @@ class Rendered:
     letters: frozenset[int] = frozenset()
 
 
+class TemplateProcess:
+    """The process in which a template runs; after it has ended, a question begins another one.
+
+    Args:
+        setup: the first question.
+        seconds: longest time for an answer.
+    """
+
+    def __init__(self, setup: Mapping[str, Any], seconds: float) -> None:
+        self._setup = {**setup, "seconds": seconds}
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._end: weakref.finalize[Any, Any] | None = None
+
+    def ask(self, question: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the answer to a question. None asks whether the template can be compiled.
+
+        Raises:
+            TimeoutError: the process took too long.
+            RuntimeError: it has failed.
+        """
+        with self._lock:
+            try:
+                if self._process is None:
+                    self._process = self._start()
+                    answer = self._exchange(self._process, self._setup)
+                    if question is None or "error" in answer:
+                        return answer
+                assert question is not None
+                return self._exchange(self._process, question)
+            except BaseException:
+                # What the process would answer belongs to nobody.
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End the process."""
+        self._process = None
+        if self._end is not None:
+            self._end()
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "arb_ternary_text.chat.sandbox"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="ascii",
+            start_new_session=True,  # Ctrl-C in a terminal is for the command
+        )
+        self._end = weakref.finalize(self, _end_process, process)
+        return process
+
+    def _exchange(
+        self, process: subprocess.Popen[str], question: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(question, default=str) + "\n")
+            process.stdin.flush()
+        line = process.stdout.readline()
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        if process.wait() == -signal.SIGALRM:
+            raise TimeoutError
+        raise RuntimeError
+
+
+def _end_process(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
 @attrs.frozen
 class ChatTemplate:
     """A Jinja template that writes a conversation as text.
@@ -58,8 +137,11 @@ class ChatTemplate:
         control_tokens: texts of the tokens that are no letters.
         name: what errors call the template.
         date: the time that ``strftime_now`` tells; None = now.
-        work: characters and steps after which the template is stopped, besides 200 for each
-            character of the conversation.
+        seconds: longest time in which it is compiled, and writes a conversation.
+
+    Raises:
+        DataError: the template has a syntax error; the message has its line.
+        EnvironmentProblem: jinja2 is not installed.
     """
 
     source: str = attrs.field(repr=lambda text: f"<{len(text)} characters>")
@@ -67,18 +149,17 @@ class ChatTemplate:
     control_tokens: tuple[str, ...] = ()
     name: str = "the chat template"
     date: datetime | None = None
-    work: int = _WORK
-    _compiled: Any = attrs.field(init=False, repr=False, eq=False)
+    seconds: float = _SECONDS
+    _process: TemplateProcess = attrs.field(init=False, repr=False, eq=False)
 
-    @_compiled.default
-    def _compile(self) -> tuple[Any, Any]:
-        sandbox = _sandbox()
-        environment = sandbox.TemplateEnvironment()
-        with environment.limited(sandbox.Work(self.work + len(self.source))):
-            try:
-                return environment, environment.from_string(self.source)
-            except Exception as error:
-                raise self._fault(error) from error
+    @_process.default
+    def _compile(self) -> TemplateProcess:
+        _require_jinja()
+        date = None if self.date is None else self.date.isoformat()
+        setup = {"source": self.source, "variables": self.variables, "date": date}
+        process = TemplateProcess(setup, self.seconds)
+        self._ask(process, None)
+        return process
 
     @property
     def marks_answers(self) -> bool:
@@ -130,46 +211,27 @@ class ChatTemplate:
         return found or frozenset()
 
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> Rendered:
-        sandbox = _sandbox()
-        environment, template = self._compiled
-        characters = len(json.dumps(messages, default=str))
-        work = sandbox.Work(self.work + _WORK_PER_CHARACTER * characters)
-        spans = sandbox.Spans()
-        pieces: list[str] = []
-        with environment.limited(work, spans, self.date):
-            try:
-                for piece in template.generate(
-                    **self.variables,
-                    messages=messages,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                ):
-                    pieces.append(piece)
-                    spans.length += len(piece)
-                    work.check(spans.length)
-            except Exception as error:
-                raise self._fault(error) from error
-        text = "".join(pieces)
-        for start, end, written in spans.found:
-            if text[start:end] != written:
-                raise DataError(
-                    f"{self.name}: {{% generation %}} lies within a macro, a call or a `set` "
-                    f"block, so that the answers cannot be told from the rest",
-                    "Move the block to the top level of the template, or remove it.",
-                )
-        return Rendered(text, tuple((start, end) for start, end, _ in spans.found))
+        question = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        answer = self._ask(self._process, question)
+        return Rendered(answer["text"], tuple((start, end) for start, end in answer["generated"]))
 
-    def _fault(self, error: Exception) -> DataError:
-        """Return what a user reads of an error in the template, with its line."""
-        line = getattr(error, "lineno", None)
-        for frame in traceback.extract_tb(error.__traceback__):
-            if frame.filename == "<template>":
-                line = frame.lineno
+    def _ask(self, process: TemplateProcess, question: Mapping[str, Any] | None) -> dict[str, Any]:
+        try:
+            answer = process.ask(question)
+        except TimeoutError:
+            raise DataError(
+                f"{self.name} did not end within {self.seconds:g} seconds",
+                "It may have an endless loop. Take another template.",
+            ) from None
+        except RuntimeError:
+            raise DataError(f"the process of {self.name} has failed") from None
+        if "error" not in answer:
+            return answer
+        line = answer.get("line")
         where = self.name if line is None else f"{self.name}, line {line}"
-        if isinstance(error, _sandbox().RaisedError):
-            return RefusedConversationError(f"{where} refuses the conversation: {error}")
-        return DataError(f"{where}: {str(error) or type(error).__name__}")
+        if answer.get("refused"):
+            raise RefusedConversationError(f"{where} refuses the conversation: {answer['error']}")
+        raise DataError(f"{where}: {answer['error']}", answer.get("hint", ""))
 
 
 def chat_template(
@@ -210,16 +272,12 @@ def chat_template(
     )
 
 
-def _sandbox() -> Any:
-    """Return the module that needs jinja2."""
-    try:
-        from arb_ternary_text.chat import sandbox
-    except ImportError as error:
+def _require_jinja() -> None:
+    if find_spec("jinja2") is None:
         raise EnvironmentProblem(
             "chat templates need the package `jinja2`, which is not installed",
             install_command("arb-ternary-text[chat]"),
-        ) from error
-    return sandbox
+        )
 
 
 def _without_none(message: Message) -> dict[str, Any]:
