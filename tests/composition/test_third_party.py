@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from arb_ternary import hookspecs
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.cli.main import arb
-from arb_ternary.errors import UsageProblem
 from arb_ternary.plugins.hooks import specified_in
 from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary_interchange.importing import find_source, import_model
@@ -72,12 +71,6 @@ def test_it_implements_every_hook_of_interface_1_0() -> None:
     source = "".join(path.read_text() for path in (FIXTURE / "arb_ternary_heron").glob("*.py"))
     missing = [name for name in specified_in(hookspecs) if f"def {name}(" not in source]
     assert missing == ["arb_register_hooks"]  # Added later.
-
-
-def test_its_own_kind_of_component_is_found_and_built() -> None:
-    assert manager().registry.get("nest", "heron").load()() == "in the reeds"
-    with pytest.raises(UsageProblem, match="no nest is called 'haron'"):
-        manager().registry.get("nest", "haron")
 
 
 def test_its_own_kind_of_config_file_is_started_and_checked(tmp_path: Path) -> None:

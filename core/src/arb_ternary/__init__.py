@@ -59,9 +59,8 @@ def __getattr__(name: str) -> Any:
         from arb_ternary.plugins.metadata import entry_points
         from arb_ternary.specs import resolve
 
-        for entry in entry_points("arb_ternary.names"):
-            if entry.name == name:
-                return resolve(entry.value)
+        if target := entry_points("arb_ternary.names").get(name):
+            return resolve(target)
         if source := announced().get(f"name.{name}"):
             raise ImportError(f"{__name__}.{name} is not installed: {install_command(source)}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,10 +15,8 @@ There are three groups:
   plugins hooks`` lists it. The distribution reads what was registered with
   ``manager().registry.results(hook)``, or by name with ``manager().registry.by_name(hook)``.
 
-A kind of component is a hook whose results are specs (subclasses of ``Spec``). Specs have names,
-lazy targets and options, and a config can name them. A distribution adds a kind by returning its
-``Spec`` subclass from ``arb_register_kinds``. Add a kind only for something that a config names;
-otherwise add a hook.
+A kind of component is a hook of this module whose results are specs (subclasses of ``Spec``). Specs
+have names, lazy targets and options, and a config can name them.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
         OptimizerSpec,
         PhaseSpec,
         PolicySpec,
-        Spec,
         StarterSpec,
         TrackerSpec,
     )
@@ -204,19 +201,6 @@ def arb_register_documents() -> Sequence[DocumentSpec]:
 
     Called once, when the plugins are loaded. None or an empty sequence means that the plugin has no
     kind of config file.
-    """
-    return ()
-
-
-@hookspec
-def arb_register_kinds() -> Sequence[type[Spec]]:
-    """Register kinds of component: subclasses of ``Spec``.
-
-    The program specifies the registration hook of each kind (``Spec.hook``). A plugin that works
-    without the kind marks its implementation of that hook with ``@hookimpl(optionalhook=True)``.
-
-    Called once, when the plugins are loaded, before all other registration hooks, and on installed
-    plugins only. None or an empty sequence means that the plugin adds no kind.
     """
     return ()
 

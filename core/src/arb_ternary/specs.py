@@ -119,14 +119,10 @@ def restore_default_dtype(before: str) -> str:
 class Spec:
     """A component. A subclass is a kind of component.
 
-    A distribution adds a kind by returning its subclass from ``arb_register_kinds``.
-
     Attributes:
         kind: class attribute: the name of the kind in code and in messages to authors of plugins.
         hook: class attribute: the hook that registers components of the kind.
         noun: class attribute: the noun for a component of the kind in messages.
-        conformance: class attribute: the test suite of the kind, ``"module:attribute"``; None if
-            the conformance kit brings it or there is none.
         name: the name by which a config names the component.
         target: factory, ``"module:attribute"``; its signature is in the docstring of the subclass.
         config: the attrs class of the options of the component, ``"module:attribute"``; None for a
@@ -139,7 +135,6 @@ class Spec:
     kind: ClassVar[str]
     hook: ClassVar[str]
     noun: ClassVar[str]
-    conformance: ClassVar[str | None] = None
 
     name: str = field(validator=_name)
     target: str = field(validator=_target)

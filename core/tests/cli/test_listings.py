@@ -33,21 +33,10 @@ def arb_plugin_info():
     return {"homepage": "https://example.org"}
 """
 )
-#: A kind of component and a hook of its own.
+#: A hook of its own.
 SAMPLING = (
     HEAD
     + """
-from attrs import frozen
-from arb_ternary.specs import Spec
-
-@frozen(kw_only=True)
-class SamplerSpec(Spec):
-    kind, hook, noun = "sampler", "arb_register_samplers", "sampler of rows"
-
-@hookimpl
-def arb_register_kinds():
-    return [SamplerSpec]
-
 @hookimpl
 def arb_register_hooks():
     import types
@@ -181,7 +170,7 @@ def test_every_hook_is_listed_with_its_arguments(install_plugin, capsys):
 
     known = [*specified_in(hookspecs)]
     of_runs = [hook.__name__ for hook in hookspecs.RUN_HOOKS]
-    added = ["arb_register_orders", "arb_register_samplers"]
+    added = ["arb_register_orders"]
     assert [row["name"] for row in rows] == [*known[: -len(of_runs)], *added, *of_runs]
     assert all(row["signature"] in text for row in rows)
     assert {row["name"]: row["group"] for row in rows} == {

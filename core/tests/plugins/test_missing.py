@@ -199,14 +199,6 @@ def test_every_kind_explains_an_unknown_name(install_plugin, spec):
     assert problem(spec.kind, "qqqqqqqq").what == f"no {spec.noun} is called 'qqqqqqqq'"
 
 
-def test_an_unknown_kind_is_an_environment_problem(install_plugin):
-    error = problem("optimiser", "adamw")
-
-    assert error.what == "no loaded plugin knows the kind of component 'optimiser'"
-    assert error.hint.startswith("known: backend, optimizer, masking")
-    assert error.exit_code == 3
-
-
 def test_the_core_alone_says_what_brings_the_usual_parts(install_plugin, tmp_path):
     shutil.rmtree(tmp_path / "root")
 

@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from types import ModuleType
 from typing import Any, Final
 
@@ -20,8 +19,8 @@ from arb_ternary.specs import KINDS, Spec, default_dtype, restore_default_dtype
 PREFIX: Final = "arb_"
 #: Prefix of the name of every hook that registers something.
 REGISTRATION_PREFIX: Final = "arb_register_"
-_KINDS_HOOK: Final = hookspecs.arb_register_kinds.__name__
-_HOOKS_HOOK: Final = hookspecs.arb_register_hooks.__name__
+#: The hook that adds hooks.
+HOOKS_HOOK: Final = hookspecs.arb_register_hooks.__name__
 _RUN_HOOKS: Final = frozenset(hook.__name__ for hook in hookspecs.RUN_HOOKS)
 
 
@@ -178,42 +177,23 @@ class HookManager(pluggy.PluginManager):
 
 
 class PluginHooks(HookManager):
-    """The hooks of plugins: those of the program, and those that plugins add.
-
-    Attributes:
-        kinds: the kinds of component that plugins can register, by name.
-    """
+    """The hooks of plugins: those of the program, and those that plugins add."""
 
     def __init__(self) -> None:
         hooks = specified_in(hookspecs)
         super().__init__(hook for name, hook in hooks.items() if name not in _RUN_HOOKS)
-        self.kinds: dict[str, type[Spec]] = {kind.kind: kind for kind in KINDS}
 
-    # --- hooks and kinds that plugins add
-
-    def additions(self, plugin: object) -> tuple[list[Any], list[Any]]:
-        """Return the modules of hooks and the kinds of component that a plugin adds.
-
-        The plugin is not registered yet.
-        """
-        if not hasattr(plugin, _HOOKS_HOOK) and not hasattr(plugin, _KINDS_HOOK):
-            return [], []
-        # A manager of its own: the plugin may implement hooks that other plugins add, which this
-        # one does not know yet.
-        scout = HookManager([hookspecs.arb_register_hooks, hookspecs.arb_register_kinds])
+    def add_hooks(self, plugin: object) -> None:
+        """Let plugins implement the hooks that a plugin adds."""
+        if not hasattr(plugin, HOOKS_HOOK):
+            return
         with as_faults():
-            scout.register(plugin)
-            modules = list(chain.from_iterable(scout.call_alone(plugin, _HOOKS_HOOK)))
-            kinds = list(chain.from_iterable(scout.call_alone(plugin, _KINDS_HOOK)))
-        return modules, kinds
-
-    def add_hooks(self, modules: Sequence[Any]) -> None:
-        """Let plugins implement the hooks that these modules specify."""
+            modules = list(getattr(plugin, HOOKS_HOOK)() or ())
         for module in modules:
             hooks = specified_in(module) if isinstance(module, ModuleType) else {}
             if not hooks:
                 raise PluginFault(
-                    f"{_HOOKS_HOOK} returned {module!r}; every item must be a module with functions"
+                    f"{HOOKS_HOOK} returned {module!r}; every item must be a module with functions"
                     f" {REGISTRATION_PREFIX}... marked with @arb_ternary.hookspecs.hookspec"
                 )
             for name, hook in hooks.items():
@@ -223,29 +203,9 @@ class PluginHooks(HookManager):
                         f"{module.__name__}.{name}: a hook of a plugin is called "
                         f"{REGISTRATION_PREFIX}..., has a docstring and takes no arguments"
                     )
-                self._refuse_taken(name)
+                if name in self.specifications:
+                    raise PluginFault(f"there is a hook {name} already")
             self.specify(hooks.values())
-
-    def add_kinds(self, kinds: Sequence[Any]) -> None:
-        """Let plugins register components of these kinds."""
-        for kind in kinds:
-            if not _is_kind(kind):
-                raise PluginFault(
-                    f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with "
-                    f"a kind, a noun, and a hook {REGISTRATION_PREFIX}...",
-                )
-            if kind.kind in self.kinds:
-                raise PluginFault(f"there is a kind {kind.kind!r} already")
-            self._refuse_taken(kind.hook)
-        self.specify(_hook_of(kind) for kind in kinds)
-        for kind in kinds:
-            self.kinds[kind.kind] = kind
-
-    def _refuse_taken(self, hook: str) -> None:
-        if hook in self.specifications or hook in _RUN_HOOKS:
-            raise PluginFault(f"there is a hook {hook} already")
-
-    # --- what plugins register
 
     def take_in(self, plugin: object, name: str) -> dict[str, tuple[Any, ...]]:
         """Register a plugin and return what its registration hooks return, by hook.
@@ -276,7 +236,7 @@ class PluginHooks(HookManager):
         self, plugin: object, implemented: Mapping[str, Any]
     ) -> dict[str, tuple[Any, ...]]:
         """Call the registration hooks that a plugin implements."""
-        classes = {kind.hook: kind for kind in self.kinds.values()}
+        classes = {kind.hook: kind for kind in KINDS}
         collected: dict[str, tuple[Any, ...]] = {}
         for hook in self.specifications:
             if hook not in implemented or not hook.startswith(REGISTRATION_PREFIX):
@@ -293,28 +253,6 @@ class PluginHooks(HookManager):
                 _check_specs(hook, classes[hook], items)
             collected[hook] = tuple(items)
         return collected
-
-
-def _is_kind(kind: Any) -> bool:
-    """Whether an object is a class of specs that states its kind, noun and hook itself."""
-    if not isinstance(kind, type) or not issubclass(kind, Spec):
-        return False
-    stated = vars(kind).keys()
-    return stated >= {"kind", "hook", "noun"} and kind.hook.startswith(REGISTRATION_PREFIX)
-
-
-def _hook_of(kind: type[Spec]) -> Callable[..., Any]:
-    """Return the specification of the hook that registers components of a plugin's own kind."""
-
-    def hook() -> None: ...
-
-    hook.__name__ = kind.hook
-    hook.__annotations__ = {"return": f"Sequence[{kind.__name__}]"}
-    hook.__doc__ = (
-        f"Register components of the kind `{kind.kind}` ({kind.noun}).\n\nCalled once, when the "
-        "plugins are loaded. None or an empty sequence means that the plugin has none."
-    )
-    return hookspecs.hookspec(hook)
 
 
 def _check_specs(hook: str, kind: type[Spec], specs: Sequence[Any]) -> None:

@@ -13,11 +13,12 @@ from arb_ternary import environment
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.hookspecs import RUN_HOOKS
-from arb_ternary.plugins.discovery import announced, discover, version_conflicts
-from arb_ternary.plugins.hooks import PluginFault, PluginHooks, describe_exception
+from arb_ternary.plugins.discovery import announced, discover
+from arb_ternary.plugins.hooks import HOOKS_HOOK, PluginFault, PluginHooks, describe_exception
 from arb_ternary.plugins.loader import ATTRIBUTE, check_version, import_file, import_object
 from arb_ternary.plugins.record import BUILTIN, PluginRecord, Registered, written
 from arb_ternary.plugins.registry import Registry
+from arb_ternary.specs import KINDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ class Plugins:
 
     def __init__(self) -> None:
         self._hooks = PluginHooks()
-        self.registry = Registry(self._hooks.kinds)
+        self.registry = Registry()
         self.files: tuple[Path, ...] = ()
 
     @property
@@ -125,10 +126,9 @@ class Plugins:
             _trace(note)
         _apply_lists(found)
         _refuse_shared_names(found)
-        _refuse_mixed_versions(found)
         self.registry.records.extend(found)
 
-        # All hooks and kinds exist before any plugin is registered, the core's before any other.
+        # All hooks exist before any plugin is registered, the core's before any other.
         core_first = sorted(found, key=lambda record: not record.is_core)
         for step in (self._import, self._register):
             for record in core_first:
@@ -138,7 +138,6 @@ class Plugins:
                         self._hooks.failed.append(record.name)
         for record in found:
             self._note_conflict(record)
-
         for record in found:
             provided = ", ".join(f"{one.kind} {one.name}" for one in record.components)
             outcome = record.reason or provided
@@ -170,18 +169,6 @@ class Plugins:
         record = PluginRecord(name=name, module="registered object", hook_module=plugin)
         return self._load_by_hand(record, versioned=hasattr(plugin, ATTRIBUTE))
 
-    def unregister(self, name: str) -> None:
-        """Remove a plugin that :meth:`register` loaded.
-
-        Raises:
-            UsageProblem: no plugin of that name was registered by hand.
-        """
-        for record in self.records:
-            if record.name == name and record.distribution is None:
-                self._remove(record)
-                return
-        raise UsageProblem(f"no plugin called {name!r} was registered by hand")
-
     def load_file(self, path: str | Path) -> PluginRecord:
         """Load a plugin from a Python file; a file that is loaded already is left alone.
 
@@ -212,76 +199,69 @@ class Plugins:
     # --- one plugin
 
     def _import(self, record: PluginRecord) -> None:
-        """Import a plugin, check its version, and add the hooks and kinds that it brings."""
+        """Import a plugin, check its version, and add the hooks that it brings."""
         started = perf_counter()
         record.hook_module = import_object(record.module)
         _trace(f"{record.module} imported [{1e3 * (perf_counter() - started):.1f} ms]")
         check_version(record.hook_module)
-        modules, kinds = self._hooks.additions(record.hook_module)
-        self._hooks.add_hooks(modules)
-        self._hooks.add_kinds(kinds)
+        self._hooks.add_hooks(record.hook_module)
 
-    def _register(self, record: PluginRecord) -> None:
-        """Register a plugin and its components."""
+    def _register(self, record: PluginRecord, *, by_hand: bool = False) -> None:
+        """Register a plugin and its components; by hand, it provides no name that is taken."""
         record.results = self._hooks.take_in(record.hook_module, record.name)
-        record.components = tuple(
-            Registered(spec, record)
-            for kind in self._hooks.kinds.values()
-            for spec in record.results.get(kind.hook, ())
-        )
+        components = []
+        for kind in KINDS:
+            components += [Registered(spec, record) for spec in record.results.get(kind.hook, ())]
+        for found in components:
+            claims = self.registry.claims(found.kind, found.name)
+            if by_hand and claims:
+                self._hooks.unregister(name=record.name)
+                raise PluginFault(f"{_also_provided(found, claims[0])}, which keeps it")
+
+        record.components = tuple(components)
         record.loaded = True
         self.registry.add(record.components)
 
+    def _note_conflict(self, record: PluginRecord) -> None:
+        """State in the record of a plugin the first of its names that another plugin has too."""
+        for found in record.components:
+            claims = self.registry.claims(found.kind, found.name)
+            if len(claims) < 2:
+                continue
+            rivals = [claim for claim in claims if claim is not found]
+            keeper = self.registry.keeper(found.kind, found.name)
+            if keeper is not found:
+                fate = ", which keeps it" if keeper else "; neither is used"
+                record.reason = (
+                    f"{_also_provided(found, keeper or rivals[0])}{fate}; rename it, or disable a "
+                    f"plugin: ARB_PLUGINS_DISABLED={record.name}"
+                )
+                return
+
     def _load_by_hand(self, record: PluginRecord, *, versioned: bool) -> PluginRecord:
-        """Register a plugin that is not installed; it must not provide a name that is taken."""
+        """Register a plugin that is not installed."""
         if self._hooks.has_plugin(record.name):
             raise UsageProblem(
-                f"a plugin called {record.name!r} is loaded already",
-                f"give another name, or first call manager().unregister({record.name!r})",
+                f"a plugin called {record.name!r} is loaded already", "give another name"
             )
         try:
             if versioned:
                 check_version(record.hook_module)
-            if any(self._hooks.additions(record.hook_module)):
-                raise PluginFault("hooks and kinds of component come from installed plugins only")
-            self._register(record)
+            if hasattr(record.hook_module, HOOKS_HOOK):
+                raise PluginFault("hooks come from installed plugins only")
+            self._register(record, by_hand=True)
         except PluginFault as fault:
             record.reason = fault.reason
             raise EnvironmentProblem(record.fault) from fault
         self.registry.records.append(record)
-        self._note_conflict(record, by_hand=True)
-        if record.reason:
-            self._remove(record)
-            raise EnvironmentProblem(record.fault)
         _trace(f"{record.described}: loaded")
         return record
 
-    def _remove(self, record: PluginRecord) -> None:
-        self._hooks.unregister(name=record.name)
-        self.registry.records.remove(record)
-        self.registry.remove(record.components)
-        record.loaded = False
 
-    def _note_conflict(self, record: PluginRecord, *, by_hand: bool = False) -> None:
-        """State in the record of a plugin the first of its names that another plugin has too."""
-        for found in record.components:
-            claims = self.registry.claims(found.kind, found.name)
-            rivals = [claim for claim in claims if claim is not found]
-            if not rivals:
-                continue
-            keeper = self.registry.keeper(found.kind, found.name)
-            if keeper is found:
-                continue
-            fate = "; neither is used"
-            if by_hand or keeper is not None:
-                fate = ", which keeps it"
-            if not by_hand:
-                fate += f"; rename it, or disable a plugin: ARB_PLUGINS_DISABLED={record.name}"
-            record.reason = (
-                f"{found.spec.noun} {written(found.kind, found.name)!r} is also provided by plugin "
-                f"{(keeper or rivals[0]).plugin.described}{fate}"
-            )
-            return
+def _also_provided(found: Registered, rival: Registered) -> str:
+    """Say that another plugin provides a component of that name too."""
+    name = written(found.kind, found.name)
+    return f"{found.spec.noun} {name!r} is also provided by plugin {rival.plugin.described}"
 
 
 def _run_step(step: Callable[[PluginRecord], None], record: PluginRecord) -> None:
@@ -348,14 +328,6 @@ def _refuse_shared_names(found: Sequence[PluginRecord]) -> None:
             f"{rival.distribution} {rival.version} has a plugin called {record.name!r} too; rename "
             "the entry point, or uninstall one of them"
         )
-
-
-def _refuse_mixed_versions(found: Sequence[PluginRecord]) -> None:
-    """Keep out plugins that need another version of a distribution than the installed one."""
-    conflicts = version_conflicts(found)
-    for record in found:
-        if not record.reason:
-            record.reason = conflicts.get(record.distribution or "", "")
 
 
 def _trace(line: str) -> None:

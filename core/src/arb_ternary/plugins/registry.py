@@ -10,7 +10,7 @@ from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, neare
 from arb_ternary.plugins.discovery import USUAL_PARTS, announced, install_command
 from arb_ternary.plugins.metadata import canonical
 from arb_ternary.plugins.record import PluginRecord, Registered, written
-from arb_ternary.specs import Spec
+from arb_ternary.specs import KINDS, Spec
 
 #: How many plugins that are not loaded an error names with their reasons.
 _LISTED: Final = 2
@@ -24,12 +24,13 @@ class Registry:
     stay with their owner: see :meth:`keeper`.
 
     Attributes:
-        kinds: the kinds of component that the loaded plugins know, by name.
+        kinds: the kinds of component, by name.
         records: every plugin that was found, in the order of loading.
     """
 
-    def __init__(self, kinds: Mapping[str, type[Spec]]) -> None:
-        self.kinds = kinds
+    kinds: Final[Mapping[str, type[Spec]]] = {kind.kind: kind for kind in KINDS}
+
+    def __init__(self) -> None:
         self.records: list[PluginRecord] = []
         self._claims: dict[tuple[str, str], list[Registered]] = {}
 
@@ -37,11 +38,6 @@ class Registry:
         """Add the components of a plugin."""
         for found in components:
             self._claims.setdefault((found.kind, found.name), []).append(found)
-
-    def remove(self, components: Sequence[Registered]) -> None:
-        """Remove the components of a plugin."""
-        for found in components:
-            self._claims[found.kind, found.name].remove(found)
 
     # --- looking up
 
@@ -60,11 +56,6 @@ class Registry:
 
     def find(self, kind: str, name: str) -> Registered | None:
         """Return the component of that kind and name, or None if there is none that can be used."""
-        if kind not in self.kinds:
-            raise EnvironmentProblem(
-                f"no loaded plugin knows the kind of component {kind!r}",
-                f"known: {', '.join(self.kinds)}",
-            )
         claims = self.claims(kind, name)
         if len(claims) < 2:
             return claims[0] if claims else None

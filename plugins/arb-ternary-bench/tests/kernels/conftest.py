@@ -13,7 +13,7 @@ from arb_ternary import hookimpl
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.backends.select import reset_backends
-from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary.specs import BackendSpec
 from arb_ternary_bench.kernels.cells import Cell
 
@@ -68,5 +68,5 @@ def changed() -> Iterator[Callable[..., str]]:
 
     yield register
     if sys.modules.pop("changed_backend", None) is not None:
-        manager().unregister("changed-backend")
+        reset_manager()
         reset_backends()

@@ -21,8 +21,7 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.record import PluginRecord, Registered
 from arb_ternary.specs import resolve
 
-#: The suites of the core's kinds. The core cannot name them; other kinds do
-#: (``Spec.conformance``).
+#: The suites of kinds of component.
 SUITES: Final = {
     "backend": "arb_ternary_testing:BackendSuite",
     "masking": "arb_ternary_testing:MaskingSuite",
@@ -224,7 +223,7 @@ def _left_out(found: Registered, required: list[str]) -> Outcome:
 
 def _suite(found: Registered) -> str:
     """Return the conformance suite of the component's kind; empty if there is none."""
-    return found.spec.conformance or SUITES.get(found.kind, "")
+    return SUITES.get(found.kind, "")
 
 
 def _run_suites(components: Iterable[Registered]) -> list[Outcome]:
