@@ -62,7 +62,7 @@ def test_metapackage_announces_every_component() -> None:
 
 
 def test_missing_name_says_which_package_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda _: ())
+    monkeypatch.setattr(metadata, "entry_points", lambda _: {})
     with pytest.raises(
         ImportError,
         match=r"arb_ternary.TernaryConv2d is not installed: pip install .*vision",
