@@ -190,7 +190,7 @@ class StackWiseConfig:
             ConfigError: the file or its content is wrong; every fault is listed with file and line.
         """
         # This config names no components, so no plugin needs to be loaded.
-        loaded = load_as(cls, path, overrides, registry=Registry({}))
+        loaded = load_as(cls, path, overrides, registry=Registry())
         loaded.config._origins = dict(loaded.origins)
         loaded.config._source = loaded.source
         return loaded.config
