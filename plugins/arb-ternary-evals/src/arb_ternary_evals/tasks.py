@@ -12,9 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
 from arb_ternary.errors import ArbError, DataError, UsageProblem, nearest
-from arb_ternary_chat.model import load_model
+from arb_ternary_chat.model import Model, load_model
+from arb_ternary_text.data.tokenizers import Tokenizer
 
 #: Names of errors that say that there is no network, or no such data set on the hub.
 _NETWORK: Final = frozenset(
@@ -25,9 +27,10 @@ _LISTED: Final = 8
 
 
 def evaluate_tasks(
-    source: str | Path,
+    source: str | Path | nn.Module,
     tasks: Sequence[str],
     *,
+    tokenizer: Tokenizer | None = None,
     include: str | Path | None = None,
     limit: int | None = None,
     num_fewshot: int | None = None,
@@ -41,8 +44,9 @@ def evaluate_tasks(
 
     Args:
         source: a run directory, a checkpoint, a GGUF file, a Hugging Face folder, a safetensors
-            file, or ``hf://org/name``.
+            file, ``hf://org/name``, or a language model in memory, in evaluation mode.
         tasks: names of tasks, groups or tags.
+        tokenizer: of a model in memory; models from files have their own.
         include: folder with task files of your own; they may have a name that the harness knows.
         limit: number of samples of each task, from its beginning; None = all.
         num_fewshot: number of examples before each question; None: the number of each task. A task
@@ -68,7 +72,13 @@ def evaluate_tasks(
 
     from arb_ternary_evals.adapter import HarnessModel
 
-    model = load_model(source, backend=backend, device=device)
+    if isinstance(source, nn.Module):
+        if tokenizer is None:
+            raise UsageProblem("tokenizer: must be given with a model in memory, which has none")
+        where = torch.device(device or "cpu")
+        model = Model(source, tokenizer, {}, where, backend or "", type(source).__name__)
+    else:
+        model = load_model(source, backend=backend, device=device)
     if apply_chat_template and model.special.chat_template is None:
         raise UsageProblem(
             f"{model.source}: the tokenizer has no chat template, which writes conversations",
@@ -114,7 +124,7 @@ def evaluate_tasks(
             bits = measured.nats / math.log(2) / measured.size
             metrics.setdefault("bits_per_byte,none", bits)
     return {
-        "source": str(source),
+        "source": model.source,
         "step": model.step,
         "backend": model.backend,
         "lm_eval": version("lm-eval"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from attrs import frozen
 
-from arb_ternary.errors import ArbError
+import arb_ternary
+from arb_ternary.errors import ArbError, EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 
 #: Columns of a table of results.
 COLUMNS: Final = ("task", "samples", "examples", "metric", "value", "±")
@@ -86,6 +88,25 @@ class TaskResult:
             step=record["step"],
             lm_eval=record["lm_eval"],
         )
+
+
+def find_evaluate_tasks(wanted_by: str) -> Callable[..., dict[str, Any]]:
+    """Return ``arb_ternary.evaluate_tasks``, whose package is above this one.
+
+    Args:
+        wanted_by: what the error names.
+
+    Raises:
+        EnvironmentProblem: the package is not installed.
+    """
+    try:
+        evaluate_tasks: Callable[..., dict[str, Any]] = arb_ternary.evaluate_tasks
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{wanted_by}: needs a package that is not installed: arb-ternary-evals",
+            install_command("arb-ternary-evals"),
+        ) from error
+    return evaluate_tasks
 
 
 def task_records(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

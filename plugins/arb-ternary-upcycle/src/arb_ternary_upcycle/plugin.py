@@ -101,8 +101,8 @@ def arb_register_checks() -> Sequence[CheckSpec]:
             name="eval",
             target="arb_ternary_upcycle.verification.answers:build",
             config="arb_ternary_upcycle.verification.config:EvalConfig",
-            summary="limits how many questions the student answers right, alone and against the "
-            "teacher",
+            summary="limits the student's share of right answers in tasks of "
+            "lm-evaluation-harness, alone and against the teacher's",
         ),
         CheckSpec(
             name="kvcache",

@@ -10,7 +10,7 @@ import click
 
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_notes, print_table
-from arb_ternary.errors import EnvironmentProblem, UsageProblem
+from arb_ternary.errors import UsageProblem
 from arb_ternary_train.cli.options import load_options
 from arb_ternary_train.openmp import wait_passively
 
@@ -140,18 +140,16 @@ def _evaluate_tasks(
         ArbError: the run's file is damaged.
     """
     import arb_ternary
-    from arb_ternary.plugins.discovery import install_command
     from arb_ternary_train.directory import write_json
     from arb_ternary_train.model_source import find_run
-    from arb_ternary_train.task_results import COLUMNS, read_task_results, task_records
+    from arb_ternary_train.task_results import (
+        COLUMNS,
+        find_evaluate_tasks,
+        read_task_results,
+        task_records,
+    )
 
-    try:
-        evaluate_tasks = arb_ternary.evaluate_tasks
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "--tasks: needs a package that is not installed: arb-ternary-evals",
-            install_command("arb-ternary-evals"),
-        ) from error
+    evaluate_tasks = find_evaluate_tasks("--tasks")
     directory = find_run(source)
     # Read before the evaluation, so that a damaged file is found before it takes its time.
     kept = {} if directory is None else directory.task_results()

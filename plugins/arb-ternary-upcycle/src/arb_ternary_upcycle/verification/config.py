@@ -150,11 +150,16 @@ class FidelityConfig(SampledConfig):
 class EvalConfig(CheckConfig):
     """Options of the check ``eval``."""
 
-    tasks: Path | None = option(
+    tasks: str = option(
+        help="names of tasks of lm-evaluation-harness, separated by commas; or a file of questions "
+        "whose name ends in .jsonl, one JSON object per line: prompt, and either choices with the "
+        "number of the right one as answer, or a text as answer",
+    )
+    include: Path | None = option(None, "folder with task files of your own; null = none")
+    limit: int | None = option(
         None,
-        "file of questions, one JSON object per line: prompt, and either choices with the number "
-        "of the right one as answer, or a text as answer; null = 48 questions about the built-in "
-        "text",
+        "questions of each task, from its beginning; null = all",
+        validator=optional(positive),
     )
     min_student_accuracy: float | None = option(
         None,
@@ -164,7 +169,6 @@ class EvalConfig(CheckConfig):
     max_accuracy_drop: float | None = option(
         None, "largest share of the teacher minus the student's; may be negative; null = any"
     )
-    batch_size: int = option(8, "texts per forward pass", validator=positive)
 
     def __attrs_post_init__(self) -> None:
         if self.min_student_accuracy is None and self.max_accuracy_drop is None:
