@@ -66,7 +66,7 @@ BUILDING_BLOCKS = (
     (
         "Modules of a model",
         "arb_ternary.ternary.models",
-        ("ternary_modules", "stored_modules", "seed_votes"),
+        ("ternary_modules", "seed_votes"),
     ),
     ("Random numbers", "arb_ternary.counters.hashing", ("counter_hash", "uniform", "hash_words")),
     ("Phases", "arb_ternary_train.standard", ("StandardPhase", "log_and_evaluate")),

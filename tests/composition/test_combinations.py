@@ -151,14 +151,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "optimizer.weight_decay",
         "at most 127",
     ),
-    "bop of int8": (
-        {
-            "model": {"name": "direct", "levels": "int8", "float_parts": FLOATS},
-            "optimizer": {"name": "split", "ternary": "bop"},
-        },
-        "optimizer.ternary",
-        "the model's levels are int8",
-    ),
     "a block beyond the context": (
         {"phase": {"block_size": 9}},
         "phases[0].block_size",
@@ -285,7 +277,6 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
         for model, parts, optimizer in (
             ("decoder", ["norms"], SPLIT),
             ("bitnet", ["norms", "linears", "head", "embedding"], "adamw"),
-            ("direct", FLOATS, {"name": "split", "ternary": "dqt"}),
         )
     },
     "amp_dtype without use_amp": ({"phase": {"amp_dtype": "float16"}}, "phases[0].amp_dtype"),
@@ -334,13 +325,6 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
             },
         },
         "optimizer.schedule.warmup_start",
-    ),
-    "sigma of plain bop": (
-        {
-            "model": {"name": "direct", "float_parts": FLOATS},
-            "optimizer": {"name": "split", "ternary": {"name": "bop", "sigma": 0.1}},
-        },
-        "optimizer.ternary.sigma",
     ),
     "decay of gains": (
         {

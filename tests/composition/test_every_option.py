@@ -290,14 +290,8 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
         config["model"]["float_parts"] = parts
         if parts is FLOATS:
             config["model"].pop("group_size")
-        if accepts == {"stored"}:
-            config["model"] = {**MODEL, "name": "direct", "float_parts": FLOATS}
-            config["model"].pop("group_size")
-            section = {**SPLIT, "ternary": section}
-            where = (kind, "ternary")
-        elif any(
-            field.name == "inner" for field in config_fields(options_class(found.spec) or object)
-        ):
+        fields = config_fields(options_class(found.spec) or object)
+        if any(field.name == "inner" for field in fields):
             section["inner"] = SPLIT if "ternary" in accepts else {"name": "adamw"}
     images = (
         kind_of_model(name)
@@ -313,9 +307,7 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
         if name != "decoder":
             section["float_parts"] = FLOATS
             section.pop("group_size")
-            config["optimizer"] = (
-                {**SPLIT, "ternary": {"name": "dqt"}} if name == "direct" else {"name": "adamw"}
-            )
+            config["optimizer"] = {"name": "adamw"}
     if kind == "data":
         section = {"shakespeare": section, "text": config["data"]}.get(name, {})
     if kind == "phase":

@@ -42,8 +42,6 @@ def section(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         and DEFAULT_CHOICE not in field.metadata
         for field in fields
     )
-    if accepts == {"stored"}:
-        return {"name": "direct", **MODEL}, {"name": "split", "ternary": name}
     parts = {frozenset({"ternary"}): [], frozenset({"float"}): FLOATS}.get(
         accepts, ["norms", "head"]
     )
@@ -81,11 +79,7 @@ def test_rate_factor_works_with_every_optimizer(found: Any) -> None:
                     found |= {id(parameter): group["lr"] for parameter in group["params"]}
         return found
 
-    parts = {
-        **trainable.ternary,
-        **trainable.floats,
-        **{name: m.weight for name, m in trainable.stored.items()},
-    }
+    parts = {**trainable.ternary, **trainable.floats}
     by_factor = rates(built)
     usual = rates(whole)
     for name, part in parts.items():

@@ -101,15 +101,10 @@ def model(data: KindOfData, parts: list[str], grows: bool, turn: str) -> dict[st
 def combined(kind: str) -> list[Any]:
     """Return the components that can be the only one of their kind in a run.
 
-    Optimizers that train neither ternary modules nor float parameters need the models of their own
-    distribution. Phases with a teacher need an earlier phase that loads it, and phases without
-    training train nothing.
+    Phases with a teacher need an earlier phase that loads it, and phases without training train
+    nothing.
     """
-    return [
-        found
-        for found in registered(kind)
-        if getattr(found.spec, "accepts", None) != {"stored"} and alone(found)
-    ]
+    return [found for found in registered(kind) if alone(found)]
 
 
 def alone(found: Any) -> bool:

@@ -21,8 +21,6 @@ optimizer: {{name: sign_votes, accum_threshold: 2}}
 phases: [{{name: standard, steps: 2, batch_size: 2, block_size: 8, gradient_accumulation_steps: 4}}]
 """
 
-DQT = "optimizer={name: split, ternary: {name: dqt, lr: 0.001}, float: adamw}"
-
 
 @pytest.fixture
 def config(tmp_path: Path) -> Any:
@@ -74,9 +72,3 @@ def test_sharded_weights_refuse_phases_that_run_parts(config: Any) -> None:
     assert "phases.0: 'progressive' may run parts of a model" in refused(
         config(phases, "ranks.weights=sharded")
     )
-
-
-def test_integer_weights_of_another_format_are_refused(config: Any) -> None:
-    run = config("model={name: direct, width: 16, layers: 1, heads: 2, max_length: 8}", DQT)
-    with pytest.raises(ConfigError, match="integer weights of another format"):
-        check_parts(run, build_parts(run), 2)

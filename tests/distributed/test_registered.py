@@ -33,9 +33,7 @@ FLOATS = ["embedding", "head", "norms", "linears"]
 
 def registered() -> list[Any]:
     """Return the optimizers that train models of the decoder."""
-    return [
-        found for found in manager().registry.all("optimizer") if found.spec.accepts != {"stored"}
-    ]
+    return list(manager().registry.all("optimizer"))
 
 
 def section(found: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ NAME_PATTERN = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"
 TARGET_PATTERN = r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 #: What an optimizer can train.
-TrainedPart = Literal["ternary", "float", "stored"]
+TrainedPart = Literal["ternary", "float"]
 
 _name = [instance_of(str), matches_re(re.compile(NAME_PATTERN))]
 _target = [instance_of(str), matches_re(re.compile(TARGET_PATTERN))]
@@ -176,9 +176,8 @@ class OptimizerSpec(Spec):
     """An optimizer. Factory: ``(config, trainable: Trainable) -> torch.optim.Optimizer``.
 
     Attributes:
-        accepts: which parts of a model the optimizer can train: ternary modules, float parameters,
-            or modules with integer weights of their own format (``stored``, see
-            ``arb_ternary.ternary.models``). A wrapper accepts what its inner optimizer accepts.
+        accepts: which parts of a model the optimizer can train: ternary modules or float
+            parameters. A wrapper accepts what its inner optimizer accepts.
     """
 
     kind = "optimizer"
@@ -186,7 +185,7 @@ class OptimizerSpec(Spec):
     noun = "optimizer"
 
     accepts: frozenset[TrainedPart] = field(
-        converter=_as_parts, validator=deep_iterable(in_(("ternary", "float", "stored")))
+        converter=_as_parts, validator=deep_iterable(in_(("ternary", "float")))
     )
 
 

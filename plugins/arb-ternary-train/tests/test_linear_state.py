@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -66,22 +65,6 @@ def test_state_without_parameter_counts_for_linears() -> None:
     model = nn.Sequential(nn.Linear(4, 3, bias=False))
     found = linear_state(model, Keeps(model.parameters(), lr=0.1))
     assert (found.weights, found.state_bytes, found.gradient_bytes) == (12, 4 * 12 + 400, 48)
-
-
-def test_weights_in_a_format_of_another_distribution_are_counted() -> None:
-    class Integer(nn.Module):
-        stored_weights = 32
-        gradient_bytes = 128
-        frozen = False
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("weight", torch.zeros(4, 8, dtype=torch.int8))
-            self.register_buffer("control", torch.zeros(4, dtype=torch.int64))
-
-    found = linear_state(nn.Sequential(Integer(), nn.LayerNorm(8)))
-    assert (found.weights, found.state_bytes, found.gradient_bytes) == (32, 32 + 32, 128)
-    assert found.state_bits_per_weight == pytest.approx(16.0)
 
 
 def test_a_model_without_linears_has_none() -> None:

@@ -95,7 +95,7 @@ def unless(name: str, *values: Any, reason: str | None = None) -> Condition:
 
 
 def trains(*parts: str, reason: str) -> Condition:
-    """Return the condition that the run trains one of ``parts``: ternary, float or stored.
+    """Return the condition that the run trains one of ``parts``: ternary or float.
 
     It holds as long as the run's plan is not known.
     """

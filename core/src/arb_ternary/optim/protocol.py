@@ -26,16 +26,11 @@ if TYPE_CHECKING:
 
     from arb_ternary.config.choice import Choice
     from arb_ternary.specs import OptimizerSpec
-    from arb_ternary.ternary.models import StoredWeights
     from arb_ternary.ternary.module import TernaryModule
 
 
 #: The nouns of the kinds of parts in messages.
-PART_NOUNS: Final = {
-    "ternary": "ternary modules",
-    "float": "float parameters",
-    "stored": "modules with integer weights of their own format",
-}
+PART_NOUNS: Final = {"ternary": "ternary modules", "float": "float parameters"}
 
 
 @frozen
@@ -45,7 +40,6 @@ class Trainable:
     Attributes:
         ternary: modules whose packed weights learn by votes and that are not frozen.
         floats: float parameters with ``requires_grad``.
-        stored: modules that keep integer weights in a format of their own and are not frozen.
         idle: kinds of parts that the model has, but that are all frozen now.
         later: kinds of parts that the run will add to the model; their optimizer is then built
             again.
@@ -53,14 +47,13 @@ class Trainable:
 
     ternary: Mapping[str, TernaryModule] = field(factory=dict)
     floats: Mapping[str, nn.Parameter] = field(factory=dict)
-    stored: Mapping[str, StoredWeights] = field(factory=dict)
     idle: frozenset[str] = frozenset()
     later: frozenset[str] = frozenset()
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:
         """The parts by the kind that an optimizer declares to accept; kinds that exist only."""
-        parts = {"ternary": self.ternary, "float": self.floats, "stored": self.stored}
+        parts = {"ternary": self.ternary, "float": self.floats}
         return {kind: part for kind, part in parts.items() if part}
 
 
@@ -197,22 +190,18 @@ def copied_attributes(optimizer: Any) -> dict[str, Any]:
 
 def collect_trainable(model: nn.Module) -> Trainable:
     """Return the trainable parts of ``model`` in the order of registration; tied modules once."""
-    from arb_ternary.ternary.models import stored_modules, ternary_modules
+    from arb_ternary.ternary.models import ternary_modules
 
     all_ternary = dict(ternary_modules(model))
-    all_stored = dict(stored_modules(model))
     all_floats = {name: each for name, each in model.named_parameters() if each.is_floating_point()}
     ternary = {name: module for name, module in all_ternary.items() if not module.frozen}
     floats = {name: parameter for name, parameter in all_floats.items() if parameter.requires_grad}
-    stored = {name: module for name, module in all_stored.items() if not module.frozen}
     idle = set()
     if all_ternary and not ternary:
         idle.add("ternary")
     if all_floats and not floats:
         idle.add("float")
-    if all_stored and not stored:
-        idle.add("stored")
-    return Trainable(ternary, floats, stored, frozenset(idle))
+    return Trainable(ternary, floats, frozenset(idle))
 
 
 def build_optimizer(where: str, choice: Choice[OptimizerSpec], trainable: Trainable) -> Optimizer:

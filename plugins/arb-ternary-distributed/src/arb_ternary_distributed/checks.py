@@ -282,11 +282,6 @@ def _model_faults(model: nn.Module) -> Iterator[Fault]:
                 f"model, {name}",
                 "its exponents follow the tokens of one process (scale rule correlation)",
             )
-    for name in collect_trainable(model).stored:
-        yield (
-            f"model, {name}",
-            "integer weights of another format are trained by one process",
-        )
 
 
 def _optimizer_faults(optimizer: Optimizer) -> Iterator[Fault]:

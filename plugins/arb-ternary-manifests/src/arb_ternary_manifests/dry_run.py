@@ -142,9 +142,7 @@ def _optimizer_bytes(config: RunConfig, model: nn.Module, notes: list[str]) -> i
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         # Optimizers of votes read control words, which have no values here. Their state, a few
         # numbers per row and column, is left out.
-        trainable = evolve(
-            trainable, ternary={}, stored={}, later=trainable.later | {"ternary", "stored"}
-        )
+        trainable = evolve(trainable, ternary={}, later=trainable.later | {"ternary"})
         if not trainable.floats:
             return 0
     try:

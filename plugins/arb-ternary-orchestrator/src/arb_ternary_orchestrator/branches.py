@@ -266,8 +266,7 @@ def probe_loss(loop: TrainingLoop, batches: Sequence[Batch]) -> float:
     """
     options = loop.options
     context = loop.context
-    trainable = collect_trainable(loop.model)
-    votes = bool(trainable.ternary or trainable.stored)
+    votes = bool(collect_trainable(loop.model).ternary)
     autocast = autocast_for(context.device, options.use_amp, options.amp_dtype, ternary=votes)
     losses = []
     predictions = []

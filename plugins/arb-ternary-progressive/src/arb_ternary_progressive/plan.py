@@ -299,7 +299,6 @@ def _trainable_numbers(trainable: Trainable) -> int:
     total = sum(parameter.numel() for parameter in trainable.floats.values())
     for ternary in trainable.ternary.values():
         total += ternary.shape.out_features * ternary.shape.in_features
-    total += sum(stored.stored_weights for stored in trainable.stored.values())
     return total
 
 

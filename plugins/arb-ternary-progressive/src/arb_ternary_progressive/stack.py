@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem, nearest
-from arb_ternary.ternary.models import stored_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_progressive.adapters import (
     STACK,
@@ -282,8 +281,6 @@ def set_learning(module: nn.Module, learns: bool) -> None:
     for part in module.modules():
         if isinstance(part, TernaryModule):
             part.frozen = not learns
-    for _, stored in stored_modules(module):
-        stored.frozen = not learns
 
 
 @contextmanager

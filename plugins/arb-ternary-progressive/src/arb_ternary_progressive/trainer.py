@@ -79,7 +79,7 @@ class StepNumbers:
 
 
 def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer]:
-    """Return a factory of ``adamw`` for float parameters and ``scaled_votes`` for integer weights.
+    """Return a factory of ``adamw`` for float parameters and ``scaled_votes`` for ternary modules.
 
     Args:
         lr: learning rate of float parameters.
@@ -88,10 +88,10 @@ def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer
 
     def make(trainable: Trainable) -> Optimizer:
         parts = {}
-        if trainable.ternary or trainable.stored:
+        if trainable.ternary:
             parts["ternary"] = _optimizer("scaled_votes", rate, attrs.evolve(trainable, floats={}))
         if trainable.floats:
-            parts["float"] = _optimizer("adamw", lr, attrs.evolve(trainable, ternary={}, stored={}))
+            parts["float"] = _optimizer("adamw", lr, attrs.evolve(trainable, ternary={}))
         return JoinedOptimizer(parts)
 
     return make
@@ -250,7 +250,7 @@ class ProgressiveTrainer:
             model=_choice(ModelSpec, "rack", lambda _: rack),
             masking=_choice(MaskingSpec, "time_step", lambda: masking),
             optimizer=_choice(
-                OptimizerSpec, "optimizer", make_optimizer, accepts={"ternary", "float", "stored"}
+                OptimizerSpec, "optimizer", make_optimizer, accepts={"ternary", "float"}
             ),
             phases=(_choice(PhaseSpec, "progressive", phase),),
             checkpoint=self.checkpoints,

@@ -1,4 +1,4 @@
-"""Published methods of training ternary weights, as baselines.
+"""BitNet b1.58, the published baseline of training ternary weights.
 
 The public names are loaded when they are first used (PEP 562).
 """
@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from arb_ternary_qat.bitnet import BitLinear
     from arb_ternary_qat.bitnet_adamw import BitnetAdamW
-    from arb_ternary_qat.bop import Bop
-    from arb_ternary_qat.direct import DirectLinear
-    from arb_ternary_qat.dqt import DQT
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "BitLinear": "arb_ternary_qat.bitnet",
     "BitnetAdamW": "arb_ternary_qat.bitnet_adamw",
-    "Bop": "arb_ternary_qat.bop",
-    "DQT": "arb_ternary_qat.dqt",
-    "DirectLinear": "arb_ternary_qat.direct",
 }
 
-__all__ = ["DQT", "BitLinear", "BitnetAdamW", "Bop", "DirectLinear", "__version__"]
+__all__ = ["BitLinear", "BitnetAdamW", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,13 +26,6 @@ def arb_register_models() -> Sequence[ModelSpec]:
             config="arb_ternary_qat.config:BitnetOfConfig",
             summary="another model, such as vit, with BitNet b1.58 linears outside its head",
         ),
-        ModelSpec(
-            name="direct",
-            target="arb_ternary_qat.direct:build",
-            config="arb_ternary_qat.config:DirectConfig",
-            summary="the decoder with linears stored as integers only, for the optimizers dqt and "
-            "bop",
-        ),
     )
 
 
@@ -46,20 +39,5 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             summary="AdamW whose weight decay stops after a number of steps, as in the BitNet "
             "recipe",
             accepts=frozenset({"float"}),
-        ),
-        OptimizerSpec(
-            name="dqt",
-            target="arb_ternary_qat.dqt:build",
-            config="arb_ternary_qat.config:DQTConfig",
-            summary="direct quantised training: AdamW and stochastic rounding to integer weights "
-            "(model direct)",
-            accepts=frozenset({"stored"}),
-        ),
-        OptimizerSpec(
-            name="bop",
-            target="arb_ternary_qat.bop:build",
-            config="arb_ternary_qat.config:BopConfig",
-            summary="flips ternary weights whose momentum passes a threshold (model direct)",
-            accepts=frozenset({"stored"}),
         ),
     )

@@ -23,7 +23,6 @@ from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import OptimizerSpec
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary.ternary.models import stored_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_testing.component import ComponentCase
 from arb_ternary_train.audit import audit
@@ -103,11 +102,9 @@ class OptimizerSuite(ComponentCase):
             return cls.parts
         spec = manager().registry.get("optimizer", cls.component).spec
         assert isinstance(spec, OptimizerSpec)
-        # The suite has no module with integer weights of another format: see `make_model`.
-        accepts = spec.accepts - {"stored"}
-        if len(accepts) == 2:
+        if len(spec.accepts) == 2:
             return ("mixed",)
-        return tuple(accepts)
+        return tuple(spec.accepts)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test once per model."""
@@ -190,9 +187,8 @@ class OptimizerSuite(ComponentCase):
 
         floats = [id(parameter) for parameter in trainable.floats.values()]
         assert sorted(grouped["float"]) == sorted(floats)
-        modules = len(trainable.ternary) + len(trainable.stored)
         ternary = grouped["ternary"]
-        assert len(ternary) == len(set(ternary)) == modules
+        assert len(ternary) == len(set(ternary)) == len(trainable.ternary)
 
     # --- learning
 
@@ -408,7 +404,6 @@ def _save(model: nn.Module, optimizer: Optimizer) -> _Saved:
 def _codes(model: nn.Module) -> list[Tensor]:
     """Return copies of the integer weights of each module that has them."""
     codes = [module.trits() for module in model.modules() if isinstance(module, TernaryModule)]
-    codes += [module.codes() for _, module in stored_modules(model)]
     return [each.clone() for each in codes]
 
 

@@ -9,17 +9,16 @@ import torch
 from attrs import asdict, fields, frozen
 from torch import Tensor, nn
 
-from arb_ternary.ternary.models import is_stored, stored_modules, ternary_modules
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 
 _TERNARY: Final = "ternary weights (packed)"
 _BIAS: Final = "integer biases"
-_STORED: Final = "integer weights of other formats"
 _TRAINABLE: Final = "float parameters, trainable"
 _FROZEN: Final = "float parameters, frozen"
 _FLOAT_BUFFERS: Final = "float buffers"
 _OTHERS: Final = "other integer buffers"
-_PARAMETER_ROWS: Final = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN, _STORED})
+_PARAMETER_ROWS: Final = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN})
 _TRAINING_ROWS: Final = frozenset({"votes", "exponent votes", "control words"})
 #: The kind of a ternary module's buffer, by its name.
 _BUFFERS: Final = {
@@ -75,7 +74,7 @@ class Audit:
 
     @property
     def parameters(self) -> int:
-        """Number of trits, integer weights of other formats, integer biases, float parameters."""
+        """Number of trits, integer biases and float parameters."""
         return sum(row.elements for row in self.rows if row.what in _PARAMETER_ROWS)
 
     @property
@@ -135,12 +134,9 @@ def audit(model: nn.Module, optimizer: Any = None) -> Audit:
     Accumulators that were left out when a run was loaded are counted: the run stores them.
     """
     modules = ternary_modules(model)
-    stored = stored_modules(model)
 
     # Kinds in the order of the table; those of the core occur in every audit.
     kinds = [*dict.fromkeys(_BUFFERS.values()), _TRAINABLE, _FROZEN]
-    if stored:
-        kinds.append(_STORED)
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*kinds, _FLOAT_BUFFERS, _OTHERS)}
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -154,7 +150,7 @@ def audit(model: nn.Module, optimizer: Any = None) -> Audit:
 
     trits = sum(module.shape.out_features * module.shape.in_features for _, module in modules)
     # A packed tensor has fewer elements than weights.
-    logical = {_TERNARY: trits, _STORED: sum(module.stored_weights for _, module in stored)}
+    logical = {_TERNARY: trits}
     rows = {}
     for kind, tensors in found.items():
         distinct = _distinct(tensors)
@@ -201,8 +197,6 @@ def _kind_of_buffer(module: nn.Module, name: str, buffer: Tensor) -> str | None:
     if isinstance(module, TernaryModule) and name in _BUFFERS:
         # With 2 bits every vote crosses the only threshold that there is.
         return None if name == "votes" and module.shape.vote_bits == 2 else _BUFFERS[name]
-    if is_stored(module) and not buffer.is_floating_point():
-        return "control words" if name == "control" else _STORED
     return _FLOAT_BUFFERS if buffer.is_floating_point() else _OTHERS
 
 

@@ -14,7 +14,6 @@ from arb_ternary_train.part_names import is_named, near, parts_of
 from arb_ternary_train.protocols import ModelChangingPhase
 
 if TYPE_CHECKING:
-    from arb_ternary.ternary.models import StoredWeights
     from arb_ternary.ternary.module import TernaryModule
     from arb_ternary_train.config import RunConfig
     from arb_ternary_train.options import LoopOptions
@@ -44,7 +43,7 @@ class FineTuning:
         self.factors: Mapping[str, float] = {
             name: factor for name, factor in factors.items() if factor != 1.0
         }
-        self._modules: list[TernaryModule | StoredWeights] = []
+        self._modules: list[TernaryModule] = []
         self._parameters: list[nn.Parameter] = []
         parts = parts_of(model)
         for name in frozen:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import inner_optimizers
-from arb_ternary.ternary.models import stored_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.audit import audit, optimizer_state_bytes
 
@@ -45,9 +44,9 @@ class LinearState:
 def linear_state(model: nn.Module, optimizer: Optimizer | None = None) -> LinearState:
     """Count the state of the linear weights in ``model.blocks``, or in the whole model without it.
 
-    A linear is a module that itself owns a matrix: a ternary module of more than one row, one with
-    integer weights of another format, or a parameter of two or more dimensions. State of the
-    optimizer counts as theirs unless the optimizer holds it for a parameter outside these modules.
+    A linear is a module that itself owns a matrix: a ternary module of more than one row, or a
+    parameter of two or more dimensions. State of the optimizer counts as theirs unless the
+    optimizer holds it for a parameter outside these modules.
     """
     blocks = getattr(model, "blocks", model)
     linears = [module for module in blocks.modules() if _weights(module)]
@@ -62,7 +61,6 @@ def linear_state(model: nn.Module, optimizer: Optimizer | None = None) -> Linear
         for parameter in module.parameters(recurse=False):
             parameters[id(parameter)] = parameter
     gradient_bytes = sum(each.nbytes for each in parameters.values() if each.requires_grad)
-    gradient_bytes += sum(module.gradient_bytes for _, module in stored_modules(blocks))
 
     return LinearState(
         weights=sum(_weights(module) for module in linears),
@@ -94,9 +92,6 @@ def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
 
 def _weights(module: nn.Module) -> int:
     """Return how many matrix elements a module itself owns."""
-    stored = getattr(module, "stored_weights", None)
-    if isinstance(stored, int):
-        return stored
     if isinstance(module, TernaryModule):
         shape = module.shape
         return shape.out_features * shape.in_features if shape.out_features > 1 else 0

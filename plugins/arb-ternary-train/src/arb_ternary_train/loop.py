@@ -113,8 +113,7 @@ class TrainingLoop:
         )
         self.optimizer_choice: OptimizerChoice = context.config.optimizer
         self._set_optimizer(context.make_optimizer(factors=self._tuning.factors))
-        trainable = collect_trainable(self.model)
-        votes = bool(trainable.ternary or trainable.stored)
+        votes = bool(collect_trainable(self.model).ternary)
         self._autocast = autocast_for(device, options.use_amp, options.amp_dtype, ternary=votes)
 
         # The data.

@@ -1,9 +1,9 @@
 """The parts of a model by name, and patterns that name some of them.
 
-A part is what learns by itself: a ternary module, a module with integer weights of its own format,
-or a float parameter. A pattern (of ``fnmatch``, in which ``*`` also stands for dots) names a part
-or tensor by its qualified name, or by the name of a module that holds it: ``head`` names
-``head.weight``, and ``blocks.0`` names everything in the first block.
+A part is what learns by itself: a ternary module or a float parameter. A pattern (of ``fnmatch``,
+in which ``*`` also stands for dots) names a part or tensor by its qualified name, or by the name of
+a module that holds it: ``head`` names ``head.weight``, and ``blocks.0`` names everything in the
+first block.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from arb_ternary.ternary.models import stored_modules, ternary_modules
+from arb_ternary.ternary.models import ternary_modules
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from arb_ternary.ternary.models import StoredWeights
     from arb_ternary.ternary.module import TernaryModule
 
 #: How many names an error offers.
 _OFFERED: Final = 4
 
 
-def parts_of(model: nn.Module) -> Mapping[str, TernaryModule | StoredWeights | nn.Parameter]:
+def parts_of(model: nn.Module) -> Mapping[str, TernaryModule | nn.Parameter]:
     """Return every part by its qualified name, also frozen ones. Tied parts occur once."""
     floats = {name: each for name, each in model.named_parameters() if each.is_floating_point()}
-    return {**dict(ternary_modules(model)), **dict(stored_modules(model)), **floats}
+    return {**dict(ternary_modules(model)), **floats}
 
 
 def is_named(name: str, patterns: Iterable[str]) -> bool:

@@ -38,7 +38,7 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             name="split",
             target="arb_ternary_train.optim.split:build",
             config="arb_ternary_train.optim.config:SplitConfig",
-            accepts=frozenset({"ternary", "float", "stored"}),
+            accepts=frozenset({"ternary", "float"}),
             summary="one optimizer for ternary modules and one for float parameters",
         ),
         OptimizerSpec(

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from arb_ternary import TernaryLinear
-from arb_ternary.counters.hashing import SEED, STREAM, new_control, stream_id
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import (
     StepOutcome,
@@ -17,9 +16,7 @@ from arb_ternary.optim.protocol import (
     inner_optimizers,
     takes_loss_signal,
 )
-from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.component import make_choice
-from arb_ternary_train.audit import audit
 from arb_ternary_train.optim.adamw import build as build_adamw
 from arb_ternary_train.optim.config import AdamWConfig
 from arb_ternary_train.optim.joined import JoinedOptimizer
@@ -154,61 +151,12 @@ def test_results_of_foreign_optimizers_are_read() -> None:
     assert as_outcome(StepOutcome(flips=3)).flips == 3
 
 
-# --- modules with integer weights of another format
-
-
-class Foreign(nn.Module):
-    """Eight weights in four bytes, and a scale."""
-
-    stored_weights = 8
-    gradient_bytes = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = False
-        self.register_buffer("weight", torch.zeros(4, dtype=torch.uint8))
-        self.register_buffer("scale", torch.ones(()))
-        self.register_buffer("control", new_control())
-
-
-def test_stored_modules_are_collected_unless_frozen() -> None:
-    model = nn.Sequential(Foreign(), nn.Linear(2, 2), Foreign())
-    model[2].frozen = True  # type: ignore[assignment]
-    found = collect_trainable(model)
-    assert list(found.stored) == ["0"]
-    assert list(found.parts) == ["float", "stored"]
-
-
-def test_split_hands_them_to_an_optimizer_that_accepts_them_only() -> None:
-    trainable = collect_trainable(nn.Sequential(Foreign(), nn.Linear(2, 2)))
-    with pytest.raises(
-        ConfigError,
-        match=r"optimizer\.ternary: 'scaled_votes' cannot train modules with integer weights",
-    ):
-        make_choice("optimizer", "split").build(trainable)
+def test_split_needs_parts_of_both_kinds() -> None:
+    trainable = collect_trainable(nn.Linear(2, 2))
     with pytest.raises(
         ConfigError, match=r"optimizer\.ternary: the model has no ternary parts to train"
     ):
-        make_choice("optimizer", "split").build(Trainable(floats=trainable.floats))
-
-
-def test_they_get_the_runs_seed_and_their_names_stream() -> None:
-    model = nn.Sequential(Foreign())
-    seed_votes(model, 7)
-    control = model[0].control
-    assert isinstance(control, torch.Tensor)
-    assert (int(control[SEED]), int(control[STREAM])) == (7, stream_id("0"))
-
-
-def test_audit_counts_stored_weights() -> None:
-    counted = audit(nn.Sequential(Foreign(), nn.Linear(2, 2, bias=False)))
-    rows = {row.what: (row.elements, row.nbytes) for row in counted.rows}
-    assert rows["integer weights of other formats"] == (8, 4)
-    assert rows["control words"] == (4, 32)
-    assert rows["float buffers"] == (1, 4)
-    assert rows["other integer buffers"] == (0, 0)
-    assert counted.parameters == 8 + 4
-    assert counted.state_bytes == 4 + 32 + 4 + 16
+        make_choice("optimizer", "split").build(trainable)
 
 
 @pytest.mark.parametrize("frozen", ["ternary", "float"])

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.ternary.models import StoredWeights, stored_modules, ternary_modules
-from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.part_names import is_named, near, parts_of
@@ -20,8 +19,7 @@ def only_learning(model: nn.Module, part: nn.Module) -> Iterator[None]:
     """Freeze everything in ``model`` outside ``part``, and undo that at the end."""
     inside = set(part.modules())
     own = set(part.parameters())
-    found: list[TernaryModule | StoredWeights] = [module for _, module in ternary_modules(model)]
-    found += [module for _, module in stored_modules(model)]
+    found = [module for _, module in ternary_modules(model)]
     modules = [module for module in found if not module.frozen and module not in inside]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     parameters = [parameter for parameter in learning if parameter not in own]

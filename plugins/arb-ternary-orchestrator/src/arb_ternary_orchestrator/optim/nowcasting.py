@@ -82,7 +82,7 @@ class Nowcasting(FloatWrapper):
         Raises:
             ConfigError: it would have to train integer weights.
         """
-        for name in (*trainable.ternary, *trainable.stored):
+        for name in trainable.ternary:
             raise ConfigError(
                 f"optimizer: nowcasting cannot train {name!r}: {NOT_TRITS}",
                 "Use `optimizer: {name: split, ternary: ..., float: {name: nowcasting}}`.",

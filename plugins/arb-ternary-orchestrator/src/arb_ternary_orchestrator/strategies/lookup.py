@@ -68,10 +68,10 @@ def effect(
     Args:
         strategy: the strategy.
         configured: the run's optimizer.
-        kinds: kinds of the parts that are trained: ``ternary``, ``float``, ``stored``.
+        kinds: kinds of the parts that are trained: ``ternary``, ``float``.
     """
     floats = "float" in kinds
-    voted = bool({"ternary", "stored"} & set(kinds))
+    voted = "ternary" in kinds
     adjustment = strategy.adjustment(configured)
     rules = []
     for leaf in leaves_of(configured):

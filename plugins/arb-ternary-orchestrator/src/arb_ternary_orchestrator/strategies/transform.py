@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -16,8 +16,6 @@ from arb_ternary.specs import OptimizerSpec
 #: A function from an optimizer that contains no other one to its replacement.
 LeafChange = Callable[[OptimizerChoice], OptimizerChoice]
 
-_VOTED: Final = frozenset({"ternary", "stored"})
-
 
 def is_float(leaf: OptimizerChoice) -> bool:
     """Return whether it trains float parameters and nothing else."""
@@ -26,7 +24,7 @@ def is_float(leaf: OptimizerChoice) -> bool:
 
 def is_ternary(leaf: OptimizerChoice) -> bool:
     """Return whether it trains parts that learn by votes and nothing else."""
-    return leaf.spec.accepts <= _VOTED
+    return leaf.spec.accepts == {"ternary"}
 
 
 def chosen(name: str, **options: Any) -> OptimizerChoice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from attrs import evolve, frozen
 from attrs.validators import and_, ge, gt, lt
@@ -12,8 +12,6 @@ from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.options import Condition, default_choice, option
 from arb_ternary.optim.protocol import Planned
 
-#: Kinds of parts that each optimizer of ``split`` trains.
-KINDS: Final = {"ternary": frozenset({"ternary", "stored"}), "float": frozenset({"float"})}
 _decay = and_(ge(0.0), lt(1.0))
 
 
@@ -52,12 +50,12 @@ class SplitConfig:
 
     def planned_for(self, name: str, planned: Planned) -> Planned:
         """Return what the optimizer ``name`` is given of ``planned``."""
-        return evolve(planned, kinds=planned.kinds & KINDS[name], idle=planned.idle & KINDS[name])
+        return evolve(planned, kinds=planned.kinds & {name}, idle=planned.idle & {name})
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """Yield the optimizers whose parts the model lacks."""
-        for name, kinds in KINDS.items():
-            if planned is not None and not kinds & (planned.kinds | planned.idle):
+        for name in ("ternary", "float"):
+            if planned is not None and name not in planned.kinds | planned.idle:
                 yield (
                     name,
                     f"the model has no {name} parts to train; name the other optimizer alone, "

@@ -85,12 +85,7 @@ def _build_part(config: _FactoredConfig, trainable: Trainable, factor: float) ->
         factors = config.factors
         return {name: part for name, part in parts.items() if factors.get(name, 1.0) == factor}
 
-    part = evolve(
-        trainable,
-        ternary=own(trainable.ternary),
-        floats=own(trainable.floats),
-        stored=own(trainable.stored),
-    )
+    part = evolve(trainable, ternary=own(trainable.ternary), floats=own(trainable.floats))
     optimizer = build_optimizer("optimizer", config.choice, part)
     if factor != 1.0:
         for group in scheduled_groups(optimizer):

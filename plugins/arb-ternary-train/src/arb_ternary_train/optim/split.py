@@ -1,8 +1,4 @@
-"""The optimizer ``split``: one optimizer for ternary modules and one for float parameters.
-
-Modules with integer weights of their own format (:mod:`arb_ternary.ternary.models`) belong to the
-ternary part.
-"""
+"""The optimizer ``split``: one optimizer for ternary modules and one for float parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from torch.optim import Optimizer
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, build_optimizer
-from arb_ternary_train.optim.config import KINDS, SplitConfig
+from arb_ternary_train.optim.config import SplitConfig
 from arb_ternary_train.optim.joined import JoinedOptimizer
 
 
@@ -26,16 +22,13 @@ def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
             part has what its optimizer cannot train.
     """
     choices: dict[str, OptimizerChoice] = {"ternary": config.ternary, "float": config.float}
-    parts = {
-        "ternary": evolve(trainable, floats={}),
-        "float": evolve(trainable, ternary={}, stored={}),
-    }
+    parts = {"ternary": evolve(trainable, floats={}), "float": evolve(trainable, ternary={})}
     built: dict[str, Optimizer] = {}
     for name, part in parts.items():
         if part.parts:
             built[name] = build_optimizer(f"optimizer.{name}", choices[name], part)
             continue
-        absent_for_now = (trainable.idle | trainable.later) & KINDS[name]
+        absent_for_now = name in trainable.idle | trainable.later
         if not absent_for_now or not trainable.parts:
             raise ConfigError(
                 f"optimizer.{name}: the model has no {name} parts to train",
