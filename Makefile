@@ -70,7 +70,7 @@ dist: $(VENV)/dev
 generate: $(VENV)/dev
 	$(BIN)/python docs/scripts/measurements.py --write
 	$(BIN)/python tests/surface/surface.py --write
-	$(BIN)/python backends/arb-ternary-triton/tests/lane.py --write
+	$(BIN)/python tests/gpu/triton_shapes.py --write
 
 # The demo model, the same without vectors, with float ones, and with float embedding and head, against quantisation-aware
 # training and float32: three seeds each, one table. `make generate` puts it into the pages.
@@ -88,9 +88,7 @@ gpu: $(VENV)/dev
 # What GPUs would run, compiled without one: every launch of the test kit, every kernel and its spills, for three GPUs.
 gpu-compile: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-seed=0 -m "slow and not interpreted" \
-	  backends/arb-ternary-triton/tests/test_shapes.py backends/arb-ternary-triton/tests/test_compiling.py \
-	  backends/arb-ternary-triton/tests/test_lane.py backends/arb-ternary-tilelang/tests/test_compiled.py \
-	  backends/arb-ternary-tilelang/tests/test_conformance.py backends/arb-ternary-tilelang/tests/test_fixed_sizes.py
+	  tests/gpu backends/arb-ternary-tilelang/tests/test_conformance.py backends/arb-ternary-tilelang/tests/test_fixed_sizes.py
 
 # On a machine with a GPU, torch and Triton 3.6 or newer and no network: WHEELS is a folder with the wheels that it lacks,
 # hatchling among them; with tilelang's and what that needs, its backend takes part. PARTS is some of: facts sanitizer

@@ -145,7 +145,6 @@ def test_a_package_is_typed_and_a_plugin_has_a_hook_module(
     [
         ("arb-ternary-text", ["train.txt.xz", "validation.txt.xz"]),
         ("arb-ternary-testing", ["scaffold/templates/"]),
-        ("arb-ternary-triton", ["arb_ternary_triton/tiles.json"]),
     ],
 )
 def test_data_files_travel_in_the_wheel(

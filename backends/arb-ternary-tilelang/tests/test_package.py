@@ -26,7 +26,7 @@ from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_tilelang import lane as lanes
 from arb_ternary_tilelang import probe as probes
 from arb_ternary_tilelang.kernels import storage
-from arb_ternary_tilelang.lane import Lane
+from arb_ternary_tilelang.lane import Lane, lane_of
 
 
 @pytest.fixture
@@ -259,3 +259,23 @@ def test_ids_outside_the_table_are_refused() -> None:
         get_backend("tilelang").kernels["embedding"](
             torch.tensor([0, -1]), packed, exponent, shape, torch.float32
         )
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [
+        ((8, 0), "sm_80"),
+        ((8, 9), "sm_89"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_100a"),
+        ((10, 3), "sm_103a"),
+        ((12, 0), "sm_120a"),
+        ((12, 1), "sm_121a"),
+    ],
+)
+def test_lane_of_a_device_has_the_instructions_of_its_target(
+    capability: tuple[int, int], arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    assert lane_of(torch.device("cuda")).arch == arch

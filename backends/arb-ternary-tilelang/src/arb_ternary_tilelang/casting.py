@@ -27,8 +27,7 @@ from arb_ternary_tilelang.arguments import (
     writable,
 )
 from arb_ternary_tilelang.kernels import votes as programs
-from arb_ternary_tilelang.lane import Lane, Tiles
-from arb_ternary_tilelang.lanes import lane_of
+from arb_ternary_tilelang.lane import Lane, Tiles, lane_of
 from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
 
 #: Most rows of int8 gradients, whose products sum in 32 bits: 128 * 128 * 131071 < 2**31.

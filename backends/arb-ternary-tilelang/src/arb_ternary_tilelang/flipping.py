@@ -11,7 +11,7 @@ from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import USE_DECAY
 from arb_ternary_tilelang.arguments import check_shape, keys, packed_bytes, require, words, writable
 from arb_ternary_tilelang.kernels import flips as programs
-from arb_ternary_tilelang.lanes import lane_of
+from arb_ternary_tilelang.lane import lane_of
 from arb_ternary_tilelang.levels import renew_levels
 from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
 

@@ -13,12 +13,14 @@ import logging
 import shlex
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
 from typing import Any, Final
 
+import torch
 from attrs import define, field, frozen
 
 from arb_ternary.environment import left_unchanged
@@ -33,6 +35,9 @@ CUDA_FLAGS: Final = ("--fmad=false",)
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+#: The compute capability from which on a target has instructions that only its ``a`` form takes:
+#: TileLang uses those that divide registers among warps.
+_OWN_INSTRUCTIONS: Final = 90
 #: Source of functions that kernels call.
 INTRINSICS: Final = (Path(__file__).parent / "kernels" / "intrinsics.h").read_text()
 
@@ -276,3 +281,23 @@ def cpu_lane() -> Lane:
 def cuda_lane(arch: str) -> Lane:
     """Return a lane that compiles CUDA for ``arch``, for example ``sm_80`` or ``sm_90a``."""
     return Lane("cuda", arch, _dialect("tilelang.language"), fixed=True)
+
+
+def lane_of(device: torch.device) -> Lane:
+    """Return the lane of a tensor's device.
+
+    Raises:
+        TypeError: the kernels serve no such device.
+    """
+    if device.type == "cpu":
+        return _cpu()
+    if device.type == "cuda" and torch.version.cuda is not None:
+        major, minor = torch.cuda.get_device_capability(device)
+        capability = 10 * major + minor
+        suffix = "a" if capability >= _OWN_INSTRUCTIONS else ""
+        return _cuda(f"sm_{capability}{suffix}")
+    raise TypeError(f"the tilelang backend serves cpu and cuda, got a tensor on {device}")
+
+
+_cpu = cache(cpu_lane)
+_cuda = cache(cuda_lane)

@@ -24,7 +24,7 @@ from arb_ternary_tilelang.casting import (
     target_of,
 )
 from arb_ternary_tilelang.kernels import votes as programs
-from arb_ternary_tilelang.lanes import lane_of
+from arb_ternary_tilelang.lane import lane_of
 
 
 def kernels() -> dict[str, Callable[..., object]]:

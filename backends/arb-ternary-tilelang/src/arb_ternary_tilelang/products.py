@@ -30,8 +30,7 @@ from arb_ternary_tilelang.arguments import (
 from arb_ternary_tilelang.kernels import products as programs
 from arb_ternary_tilelang.kernels import rows as row_programs
 from arb_ternary_tilelang.kernels import storage
-from arb_ternary_tilelang.lane import Lane, Tiles
-from arb_ternary_tilelang.lanes import lane_of
+from arb_ternary_tilelang.lane import Lane, Tiles, lane_of
 from arb_ternary_tilelang.levels import BAND, Levels, levels_of
 
 #: Most terms of an integer sum: each is at most 127 << 6.

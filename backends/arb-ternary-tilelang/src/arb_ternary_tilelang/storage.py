@@ -15,7 +15,7 @@ from torch import Tensor
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary_tilelang.arguments import packed_bytes, readable, require, words
 from arb_ternary_tilelang.kernels import storage as programs
-from arb_ternary_tilelang.lanes import lane_of
+from arb_ternary_tilelang.lane import lane_of
 
 
 def kernels() -> dict[str, Callable[..., object]]:

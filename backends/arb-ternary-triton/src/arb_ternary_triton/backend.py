@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
 
-import torch
 from attrs import field, frozen
 
 from arb_ternary.backends.protocol import (
@@ -17,17 +12,8 @@ from arb_ternary.backends.protocol import (
     NARROW_VOTES,
     ROW_SHARDS,
     KernelBackend,
-    WeightShape,
 )
-from arb_ternary.environment import for_child
-from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_triton import casting, flips, layout, products, rows, wire
-from arb_ternary_triton.gpu import gpu_of
-from arb_ternary_triton.launch import INTERPRETED
-from arb_ternary_triton.tables import bucket_of, user_table
-
-#: Kernels whose tile sizes are measured, by op.
-_MEASURED: Final = {"linear": "linear", "linear_grad_input": "grad_input", "cast_votes": "votes"}
 
 
 @frozen
@@ -37,54 +23,6 @@ class TritonBackend:
     name: str = "triton"
     capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS})
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
-
-    def compiled(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any]:
-        """Compile the kernel of an op for an H100 and return what it uses.
-
-        ``arb backends roofline`` calls this. It compiles in a child process, since kernels that
-        were made for the interpreter cannot be compiled.
-
-        Raises:
-            EnvironmentProblem: the kernel cannot be compiled.
-        """
-        sizes = (rows, shape.out_features, shape.in_features, shape.group_size)
-        command = [sys.executable, "-m", "arb_ternary_triton.compiling", "--json"]
-        command += ["--target", "sm_90a", "--call", op, *map(str, sizes)]
-        command.append("int8" if integer else "bfloat16")
-        done = subprocess.run(
-            command,
-            env=for_child(TRITON_INTERPRET="0"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no message"]
-            raise EnvironmentProblem(
-                f"the kernel of {op!r} cannot be compiled for sm_90a: {lines[-1]}"
-            )
-        (found,) = json.loads(done.stdout)
-        return dict(found)
-
-    def measured(
-        self, op: str, rows: int, shape: WeightShape, integer: bool
-    ) -> dict[str, Any] | None:
-        """Return what was measured for an op on this machine's GPU, for ``arb backends explain``.
-
-        Returns:
-            ``seconds`` of a call and the ``shape`` M, N, K that it was measured on; None if nothing
-            was measured.
-        """
-        kernel = _MEASURED.get(op)
-        if kernel is None or INTERPRETED or not torch.cuda.is_available():
-            return None
-        kind = (kernel, "int8" if integer else "16 bits")
-        if op == "linear" and rows == 1:
-            kind = ("row", "int8" if integer else "float")
-        bucket = bucket_of(rows, shape.out_features, shape.in_features)
-        table = user_table(gpu_of(torch.cuda.current_device()))
-        found = table.find(kind, bucket)
-        return None if found is None else {"seconds": found.seconds, "shape": list(bucket)}
 
 
 def build() -> KernelBackend:

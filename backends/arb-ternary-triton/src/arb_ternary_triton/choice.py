@@ -1,7 +1,7 @@
 """Choose the table entry of a call.
 
-Entries measured on this machine come first, then the shipped table. If torch is set to use
-deterministic algorithms, only shipped entries are used. The order of float sums depends on the
+Entries measured on this machine come first, then those of the model. If torch is set to use
+deterministic algorithms, only those of the model are used. The order of float sums depends on the
 tile, so this gives a run the same bits on all machines with that GPU. Integer results have the same
 bits with any tile.
 """
@@ -15,11 +15,10 @@ from functools import cache
 
 import torch
 
-from arb_ternary_triton.entries import Entry, Kind
-from arb_ternary_triton.gpu import gpu_of, index_of
-from arb_ternary_triton.launch import recorded_gpu
+from arb_ternary_triton.entries import Entry, Kind, modelled
+from arb_ternary_triton.gpu import gpu_of
 from arb_ternary_triton.plugin import TUNE
-from arb_ternary_triton.tables import bucket_of, shipped, user_table
+from arb_ternary_triton.tables import bucket_of, user_table
 
 _forced: ContextVar[Entry | None] = ContextVar("arb_ternary_triton_forced", default=None)
 
@@ -52,16 +51,13 @@ def tunes() -> bool:
 
 
 def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torch.device) -> Entry:
-    """Return the entry for a call on a GPU, or for a call that is recorded for a GPU."""
+    """Return the entry for a call on a GPU."""
     forced_entry = _forced.get()
     if forced_entry is not None:
         return forced_entry
-    recorded = recorded_gpu()
-    if recorded is not None:
-        return shipped(kind, rows, recorded)
-    gpu = gpu_of(index_of(device))
+    gpu = gpu_of(device)
     if fixed_choices():
-        return shipped(kind, rows, gpu)
+        return modelled(kind, rows, gpu)
 
     bucket = bucket_of(rows, outputs, columns)
     table = user_table(gpu)
@@ -70,4 +66,4 @@ def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torc
         from arb_ternary_triton.tuning import tune
 
         found = tune(kind, bucket, gpu, device, table)
-    return shipped(kind, rows, gpu) if found is None else found.entry
+    return modelled(kind, rows, gpu) if found is None else found

@@ -7,6 +7,7 @@ Nothing in it was measured.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -36,6 +37,8 @@ KINDS: Final[tuple[Kind, ...]] = (
 #: Numbers of rows of activations that tables distinguish: each entry serves up to this number, the
 #: last one also more.
 ROWS: Final = (1, 16, 32, 128, 512, 2048)
+#: Shapes of calls whose choices are kept in memory; prompts have any number of rows.
+LAST_CALLS: Final = 1024
 
 
 def _power_of_two(_instance: object, attribute: object, value: int) -> None:
@@ -72,11 +75,6 @@ class Entry:
         return list(astuple(self))
 
 
-def kind_name(kind: Kind) -> str:
-    """Return a kind as tables name it."""
-    return " ".join(kind)
-
-
 def row_bound(rows: int) -> int:
     """Return the number in :data:`ROWS` that stands for ``rows``."""
     for bound in ROWS:
@@ -94,14 +92,11 @@ def operands_of(dtype: torch.dtype, *, wide: bool = False, shifts: bool = False)
     return "float32" if dtype is torch.float32 else "16 bits"
 
 
-def bounds_of(kind: Kind) -> tuple[int, ...]:
-    """Return the numbers of rows that tables distinguish for a kind."""
-    return ROWS[:1] if kind[0] == "row" else ROWS
-
-
+@lru_cache(LAST_CALLS)
 def modelled(kind: Kind, rows: int, gpu: Gpu) -> Entry:
-    """Return the model's choice for up to ``rows`` rows."""
+    """Return the model's choice for ``rows`` rows."""
     kernel, operands = kind
+    rows = row_bound(rows)
     fill = 2 * gpu.multiprocessors
     if kernel == "votes":
         return _votes(operands, rows, gpu)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy
 import torch
 import triton
-from attrs import define
 from torch import Tensor
 
-from arb_ternary_triton.gpu import Gpu, gpu_of, index_of
+from arb_ternary_triton.gpu import gpu_of
 from arb_ternary_triton.packing import check_packing
 
 #: Whether Triton's kernels were made for its interpreter, which is decided when the first of them
@@ -20,62 +17,20 @@ from arb_ternary_triton.packing import check_packing
 INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
 
 
-@define
-class Launch:
-    """A recorded launch: the kernel, its arguments, compile-time constants and options."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-    warps: int
-    stages: int
-
-
-@define
-class _Recorder:
-    """Records launches for a GPU instead of running them."""
-
-    launches: list[Launch]
-    gpu: Gpu
-
-
-_recorder: _Recorder | None = None
 #: Hashes of the compiled kernels that :func:`check_packing` has seen.
 _checked: set[str] = set()
 
 
-@contextmanager
-def recording(gpu: Gpu) -> Iterator[list[Launch]]:
-    """Record launches instead of running them.
-
-    So a machine without a GPU can compile what ``gpu`` would run.
-    """
-    global _recorder  # noqa: PLW0603
-    _recorder = _Recorder([], gpu)
-    try:
-        yield _recorder.launches
-    finally:
-        _recorder = None
-
-
-def recorded_gpu() -> Gpu | None:
-    """Return the GPU that launches are recorded for, or None."""
-    return None if _recorder is None else _recorder.gpu
-
-
 def instruction_set(device: torch.device) -> int:
     """Return the instructions that kernels may use, as ``kernels.decoding`` numbers them."""
-    if _recorder is not None:
-        return _recorder.gpu.instruction_set
     if INTERPRETED:
         return 0
-    return gpu_of(index_of(device)).instruction_set
+    return gpu_of(device).instruction_set
 
 
 def serves(tensor: Tensor) -> bool:
     """Return whether kernels can reach the memory of a tensor."""
-    return tensor.is_cpu if INTERPRETED or _recorder is not None else tensor.is_cuda
+    return tensor.is_cpu if INTERPRETED else tensor.is_cuda
 
 
 def launch(
@@ -98,11 +53,19 @@ def launch(
         stages: stages of the software pipeline.
         constants: compile-time arguments.
     """
-    if 0 in grid:
-        return
-    if _recorder is not None:
-        _recorder.launches.append(Launch(kernel, grid, arguments, constants, warps, stages))
-        return
+    if 0 not in grid:
+        _start(kernel, grid, arguments, constants, warps, stages)
+
+
+def _start(
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    constants: dict[str, Any],
+    warps: int,
+    stages: int,
+) -> None:
+    """Start a kernel; tests replace this function to record what a GPU would run."""
     if INTERPRETED:
         # numpy warns about infinities and NaN, which are ordinary values to a kernel.
         with numpy.errstate(all="ignore"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -15,9 +16,9 @@ from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits, new_state
 from arb_ternary_triton.arguments import packed_columns
 from arb_ternary_triton.choice import forced
-from arb_ternary_triton.entries import Entry, Kind, kind_name
+from arb_ternary_triton.entries import Entry, Kind, modelled
 from arb_ternary_triton.gpu import Gpu
-from arb_ternary_triton.tables import Bucket, Measured, UserTable, shipped
+from arb_ternary_triton.tables import Bucket, UserTable
 
 _DTYPES: Final = {
     "int8": torch.int8,
@@ -32,11 +33,11 @@ _log = logging.getLogger("arb_ternary.backends")
 
 
 def candidates(kind: Kind, rows: int, gpu: Gpu) -> list[Entry]:
-    """Return the shipped choice, then entries that differ from it in one respect.
+    """Return the model's choice, then entries that differ from it in one respect.
 
     They differ in the tile, in warps, in stages, or in how sums are shared.
     """
-    first = shipped(kind, rows, gpu)
+    first = modelled(kind, rows, gpu)
     kernel, operands = kind
     smallest = 8 if kernel == "row" else 32
     found = [
@@ -63,24 +64,26 @@ def candidates(kind: Kind, rows: int, gpu: Gpu) -> list[Entry]:
     return list(dict.fromkeys(found))
 
 
-def best_of(entries: Iterable[Entry], seconds: Callable[[Entry], float]) -> Measured | None:
+def best_of(entries: Iterable[Entry], milliseconds: Callable[[Entry], float]) -> Entry | None:
     """Return the fastest entry, or None if none can run.
 
     An entry that cannot run is skipped: it takes too much shared memory, or does not compile.
 
     Args:
         entries: in order of preference among equals.
-        seconds: measures an entry.
+        milliseconds: measures an entry.
     """
-    best: Measured | None = None
+    best = None
+    least = math.inf
     for entry in entries:
         try:
-            taken = seconds(entry)
+            taken = milliseconds(entry)
         except (RuntimeError, triton.TritonError) as error:
             _log.debug("tile %s cannot run: %s", entry, error)
             continue
-        if best is None or taken < best.seconds:
-            best = Measured(entry, taken)
+        if taken < least:
+            best = entry
+            least = taken
     return best
 
 
@@ -126,23 +129,20 @@ def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], ob
 
 def tune(
     kind: Kind, bucket: Bucket, gpu: Gpu, device: torch.device, table: UserTable
-) -> Measured | None:
+) -> Entry | None:
     """Measure a bucket and keep the result; return None if no candidate runs."""
-    _log.info("triton: measuring %s on %s x %s x %s", kind_name(kind), *bucket)
+    _log.info("triton: measuring %s, %s on %s x %s x %s", *kind, *bucket)
     with torch.no_grad(), torch.cuda.device(device):
         call = call_on(kind, bucket, device)
 
-        def seconds(entry: Entry) -> float:
+        def milliseconds(entry: Entry) -> float:
+            """Return the fastest of many calls, each with a cold second-level cache."""
             with forced(entry):
-                return 1e-3 * _milliseconds(call)
+                taken = triton.testing.do_bench(call, warmup=5, rep=20, return_mode="min")
+            return float(taken)
 
-        best = best_of(candidates(kind, bucket[0], gpu), seconds)
+        best = best_of(candidates(kind, bucket[0], gpu), milliseconds)
     return None if best is None else table.keep(kind, bucket, best)
-
-
-def _milliseconds(call: Callable[[], object]) -> float:
-    """Return the fastest of many calls, each with a cold second-level cache."""
-    return float(triton.testing.do_bench(call, warmup=5, rep=20, return_mode="min"))
 
 
 def _operand(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:

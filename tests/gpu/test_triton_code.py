@@ -4,25 +4,21 @@ products on tensor cores, and few instructions per weight.
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import asdict
+import triton_code
+import triton_launches
+from machine_code import Compiled, parse
+from triton_code import CASES, OTHERS, compile_first, every_option
+from triton_launches import GPUS, TARGETS, Specialised, launches_of, specialise
 
-from arb_ternary.environment import for_child
-from arb_ternary_triton import compiling
-from arb_ternary_triton.compiling import CASES, OTHERS, lane, launches_of
-from arb_ternary_triton.counting import parse
 from arb_ternary_triton.entries import KINDS, ROWS, modelled
-from arb_ternary_triton.gpu import COMPILED
+from arb_ternary_triton.gpu import Gpu
 from arb_ternary_triton.launch import INTERPRETED
-from arb_ternary_triton.translation import TARGETS, Specialised, specialise
+
+compiles = pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter")
 
 #: The instruction that multiplies int8, by target.
 TENSOR = {
@@ -33,6 +29,7 @@ TENSOR = {
 }
 ROW = "linear int8, M = 1"
 #: What every test run compiles: the forward product both ways, and the votes.
+FEW_TARGETS = ["sm_90a", "gfx942"]
 FEW = [ROW, "linear int8, M = 2048", "cast_votes int8, M = 2048", "apply_scaled_votes"]
 #: Most instructions per weight or element for sm_90a. What a case took when this was written is
 #: between this and a tenth less.
@@ -66,72 +63,69 @@ HOT = {
 }
 
 
-def _compile(
-    targets: Iterable[str], cases: Iterable[str] = (), *options: str
-) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "arb_ternary_triton.compiling", "--json", *options]
-    for target in targets:
-        command += ["--target", target]
-    for case in cases:
-        command += ["--case", case]
-    environment = for_child(TRITON_INTERPRET="0")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return list(json.loads(done.stdout))
+def _shared_memory(gpu: Gpu) -> int:
+    """Return the bytes of shared memory that a program may have."""
+    if not gpu.nvidia:
+        return 160 * 1024 if gpu.family == "gfx950" else 64 * 1024
+    # What a program of a data-centre GPU may have, and one of the others.
+    large = {"sm_80": 163, "sm_90": 227, "sm_100": 227}
+    return large.get(gpu.family, 99) * 1024
 
 
+@compiles
 @pytest.mark.parametrize(
-    ("cases", "targets"),
-    [(FEW, ["sm_90a", "gfx942"]), pytest.param(list(CASES), [*TARGETS], marks=pytest.mark.slow)],
-    ids=["a few", "all"],
+    ("case", "target"),
+    [
+        pytest.param(
+            case,
+            target,
+            marks=() if case in FEW and target in FEW_TARGETS else pytest.mark.slow,
+        )
+        for case in CASES
+        for target in TARGETS
+    ],
 )
-def test_hot_kernels_use_tensor_cores_without_spills(cases: list[str], targets: list[str]) -> None:
-    found = _compile(targets, cases)
-    assert [(one["case"], one["target"]) for one in found] == [
-        (case, target) for case in cases for target in targets
-    ]
-    for one in found:
-        case = one["case"]
-        target = one["target"]
-        assert one["spills"] == 0, (case, target)
-        assert one["shared"] <= COMPILED[target.removesuffix("a")].shared, (case, target)
-        most = {"sm_90a": MOST, "gfx942": MOST_AMD}.get(target, {}).get(case)
-        assert most is None or one["per_element"] <= most, (case, target, one["per_element"])
-        if "int8, " in case and case != ROW and target in TENSOR:
-            assert any(re.search(TENSOR[target], name) for name in one["instructions"]), one
-        if case == ROW:
-            dots = [name for name in one["instructions"] if name.startswith("dp4a")]
-            assert bool(dots) == target.startswith("sm_")
+def test_hot_kernels_use_tensor_cores_without_spills(case: str, target: str) -> None:
+    one = compile_first(case, CASES[case], target)
+    assert one.spills == 0
+    assert one.shared <= _shared_memory(GPUS[target])
+    most = {"sm_90a": MOST, "gfx942": MOST_AMD}.get(target, {}).get(case)
+    assert most is None or one.per_element <= most
+    if "int8, " in case and case != ROW and target in TENSOR:
+        assert any(re.search(TENSOR[target], name) for name in one.instructions), one
+    if case == ROW:
+        dots = [name for name in one.instructions if name.startswith("dp4a")]
+        assert bool(dots) == target.startswith("sm_")
 
 
-def _most_spills(one: dict[str, Any], options: dict[str, Any]) -> int:
+def _most_spills(one: Compiled, options: dict[str, Any]) -> int:
     """Return how many bytes of registers a kernel may spill: none on the hot path.
 
     Off it are float32 products, sums in 64 bits, and whatever :data:`OTHERS` lists.
     """
     wide = options.get("BANDS", 1) > 1
-    if wide and one["target"] == "gfx1100":
+    if wide and one.target == "gfx1100":
         return 224  # neither smaller tiles nor more warps took fewer
-    if one["kernel"] not in HOT or wide or "float32, groups" in one["case"]:
+    if one.kernel not in HOT or wide or "float32, groups" in one.case:
         return 16
     # two registers or so, mostly of products on ordinary units
-    return 16 if one["case"] in OTHERS else 0
+    return 16 if one.case in OTHERS else 0
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter")
+@compiles
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_compiles_with_every_option(target: str) -> None:
     known: set[Specialised] = set()
-    for case, call in lane().items():
+    for case, call in every_option().items():
         for launch in launches_of(call, target):
             key = specialise(launch)
             if key in known:
                 continue
             known.add(key)
-            one = asdict(compiling.compiled(case, launch, target))
-            assert one["shared"] <= COMPILED[target.removesuffix("a")].shared, one
-            assert one["spills"] <= _most_spills(one, launch.constants), one
+            one = triton_code.compiled(case, launch, target)
+            assert one.shared <= _shared_memory(GPUS[target]), one
+            assert one.spills <= _most_spills(one, launch.constants), one
     assert len({one.kernel for one in known}) == 27
 
 
@@ -163,19 +157,19 @@ AMDGCN = """
 
 
 def test_the_shortest_way_skips_what_a_condition_may_skip() -> None:
-    code = parse(SASS, nvidia=True)
+    code = parse(SASS)
     assert len(code.instructions) == 7
     assert code.loop() == range(3, 5)
     assert code.shortest() == 4
     assert code.shortest(0, 3) == 3
     assert code.shortest(5) == 2
     # a warp without work would skip more, but does not count
-    assert parse(AMDGCN, nvidia=False).shortest() == 4
+    assert parse(AMDGCN).shortest() == 4
 
 
 def test_no_choice_of_the_model_takes_more_memory_than_a_program_may_have() -> None:
     """The operands that the stages of a pipeline keep in shared memory, by their sizes."""
-    for gpu in COMPILED.values():
+    for gpu in GPUS.values():
         for kind in KINDS:
             kernel, operands = kind
             if kernel not in ("linear", "grad_input"):
@@ -187,22 +181,14 @@ def test_no_choice_of_the_model_takes_more_memory_than_a_program_may_have() -> N
                 words = 32 * entry.outputs * entry.blocks
                 # AMD's pipeline keeps one stage less than it has.
                 stages = entry.stages if gpu.nvidia else entry.stages - 1
-                assert stages * (size * terms * entry.rows + words) <= gpu.shared, (gpu, kind, rows)
-
-
-def test_the_page_lists_every_kernel_and_target_without_a_spill() -> None:
-    page = Path(__file__).parents[3] / "plugins/arb-ternary-bench/reports/gpu-kernels.md"
-    if not page.exists():
-        pytest.skip("the documentation is not beside this package")
-    ours = page.read_text(encoding="utf-8").partition("\n## Triton\n")[2].partition("\n## ")[0]
-    rows = [
-        line.removeprefix("| ").split(" | ") for line in ours.splitlines() if line.startswith("| ")
-    ]
-    spills = {(row[0], row[1]): row[4] for row in rows if len(row) > 7 and row[1] in TARGETS}
-    assert spills == {(case, target): "0" for case in CASES for target in TARGETS}
+                assert stages * (size * terms * entry.rows + words) <= _shared_memory(gpu), (
+                    gpu,
+                    kind,
+                    rows,
+                )
 
 
 def test_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "INTERPRETED", True)
+    monkeypatch.setattr(triton_launches.launching, "INTERPRETED", True)
     with pytest.raises(RuntimeError, match="unset TRITON_INTERPRET"):
-        compiling.main(["--case", ROW, "--target", "sm_80"])
+        compile_first(ROW, CASES[ROW], "sm_80")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from triton_code import every_option
+from triton_launches import Launch, launches_of, recording
 
 from arb_ternary.backends import ops, select
 from arb_ternary.backends.protocol import ProbeResult, WeightShape
@@ -19,9 +21,7 @@ from arb_ternary_text.models.decoder import DecoderConfig, build
 from arb_ternary_train.update import ternary_update
 from arb_ternary_triton import arguments, products
 from arb_ternary_triton.arguments import packed_columns
-from arb_ternary_triton.compiling import lane, launches_of
-from arb_ternary_triton.gpu import KNOWN
-from arb_ternary_triton.launch import INTERPRETED, Launch, recording
+from arb_ternary_triton.launch import INTERPRETED
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes
 
@@ -104,14 +104,16 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("faked")
 @pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter")
-def test_a_step_launches_what_the_lane_compiles_and_nothing_else() -> None:
+def test_a_step_launches_only_what_is_compiled() -> None:
     compiled = {
-        _options(launch) for call in lane().values() for launch in launches_of(call, "sm_90a")
+        _options(launch)
+        for call in every_option().values()
+        for launch in launches_of(call, "sm_90a")
     }
     launched = {}
     for gradients in ("int8", "float"):
         for rule in ("frozen", "residual"):
-            with use_backend("triton"), recording(KNOWN["sm_90"]) as launches:
+            with use_backend("triton"), recording("sm_90a") as launches:
                 model = _model(gradients, rule)
                 seed_votes(model, 7)
                 modules = dict(ternary_modules(model))
@@ -153,7 +155,7 @@ def test_a_step_launches_what_the_lane_compiles_and_nothing_else() -> None:
 def test_a_step_of_sixteen_matrices_takes_few_launches(
     gradients: str, rule: str, most: int
 ) -> None:
-    with use_backend("triton"), recording(KNOWN["sm_90"]) as launches:
+    with use_backend("triton"), recording("sm_90a") as launches:
         model = _model(gradients, rule, layers=2)
         seed_votes(model, 7)
         modules = dict(ternary_modules(model))
@@ -167,3 +169,19 @@ def test_a_step_of_sixteen_matrices_takes_few_launches(
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.view(-1))
         assert ternary_update(model, optimizer, loss).stepped
     assert len(launches) <= most
+
+
+@pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter")
+def test_one_row_of_whole_blocks_is_not_copied() -> None:
+    shape = WeightShape(64, 256, 128)
+    packed = torch.zeros((64, 64), dtype=torch.uint8)
+    exponent = torch.zeros((64, 2), dtype=torch.int8)
+    x = torch.zeros((1, 256), dtype=torch.int8)
+    with recording("sm_90a") as launches:
+        products.linear(x, torch.ones(1), packed, exponent, None, shape, torch.float32)
+    assert launches[0].arguments[0].data_ptr() == x.data_ptr()
+    short = WeightShape(64, 200, 128)
+    x = torch.zeros((1, 200), dtype=torch.int8)
+    with recording("sm_90a") as launches:
+        products.linear(x, torch.ones(1), packed, exponent, None, short, torch.float32)
+    assert launches[0].arguments[0].numel() == 64  # words of four

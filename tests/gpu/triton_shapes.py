@@ -1,8 +1,8 @@
 """The table of what is compiled for GPUs that need not be there: kernels, sizes and targets, with
 counts.
 
-``python backends/arb-ternary-triton/tests/lane.py`` goes through the tests of ``test_shapes.py``
-and counts what they translate instead of translating it; ``--write`` puts the table into
+``python tests/gpu/triton_shapes.py`` goes through the tests of ``test_triton_shapes.py`` and counts
+what they translate instead of translating it; ``--write`` puts the table into
 plugins/arb-ternary-bench/reports/gpu-kernels.md.
 """
 
@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from triton_launches import Launch, Specialised, specialise
 
-from arb_ternary_triton.launch import Launch
-from arb_ternary_triton.translation import Specialised, specialise
-
-TESTS: Final = Path(__file__).with_name("test_shapes.py")
-PAGE: Final = Path(__file__).parents[3] / "plugins/arb-ternary-bench/reports/gpu-kernels.md"
+TESTS: Final = Path(__file__).with_name("test_triton_shapes.py")
+PAGE: Final = Path(__file__).parents[2] / "plugins/arb-ternary-bench/reports/gpu-kernels.md"
 #: Stands in the place of sizes where the conformance kit chose them.
 KIT: Final = "the kit"
 #: Arguments of kernels that are sizes of operands.

@@ -1,33 +1,30 @@
 """Compile kernels for a GPU and read their registers, spills, shared memory and instructions.
 
-``python -m arb_ternary_tilelang.compiled`` prints the table of the documentation for the hot
-kernels, ``python -m arb_ternary_tilelang.compiled counts`` how many instructions they take. Both
-need nvcc, the second also nvdisasm, and neither a GPU: they describe compiled code and measure
-nothing.
+``python tests/gpu/tilelang_code.py`` prints the table of the report for the hot kernels, with
+``--counts`` how many instructions they take. Both need nvcc, the second also nvdisasm, and neither
+a GPU: they describe compiled code and measure nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import frozen
+from machine_code import Code, Compiled, disassemble, matrix_instructions, parse, table
+from tilelang_variants import LAYER, Variant
 
 from arb_ternary.errors import EnvironmentProblem
-from arb_ternary_tilelang.instructions import Code, parse
 from arb_ternary_tilelang.kernels import flips, products, rows, votes
 from arb_ternary_tilelang.kernels.bits import UNIT
 from arb_ternary_tilelang.lane import CUDA_FLAGS, CUDA_TILES, Lane, Tiles, cuda_lane
 from arb_ternary_tilelang.probe import cuda_compiler
-from arb_ternary_tilelang.variants import LAYER, Variant
 
 #: Targets that the documentation lists.
 ARCHITECTURES: Final = ("sm_80", "sm_90a")
@@ -43,40 +40,6 @@ SHARED_LIMITS: Final[Mapping[str, int]] = MappingProxyType(
         "sm_120a": 99 * _KIB,
     }
 )
-_SEARCH: Final = {
-    "registers": r"Used (\d+) registers",
-    "spill_stores": r"(\d+) bytes spill stores",
-    "spill_loads": r"(\d+) bytes spill loads",
-}
-#: Matrix instructions and dot products of four int8, as PTX spells them.
-_INSTRUCTIONS: Final = re.compile(
-    r"wgmma\.mma_async\.sync\.aligned\.\w+\.\w+\.\w+\.\w+|mma\.sync\.aligned\.\w+\.row\.col\.[\w.]+|dp4a\.\w+\.\w+"
-)
-
-
-@frozen
-class Compiled:
-    """A kernel compiled for an architecture.
-
-    Attributes:
-        registers: registers of a thread.
-        spill_stores: bytes of registers that a thread stores to memory.
-        spill_loads: bytes that it loads back.
-        shared: bytes of a block's shared memory.
-        threads: threads of a block, producers of copies included.
-        instructions: distinct matrix instructions in the assembly, sorted.
-        source: the CUDA source.
-        binary: the cubin.
-    """
-
-    registers: int
-    spill_stores: int
-    spill_loads: int
-    shared: int
-    threads: int
-    instructions: tuple[str, ...]
-    source: str = field(repr=False)
-    binary: bytes = field(repr=False)
 
 
 def _product(turned: bool, mode: str, out: str, few: bool) -> Variant:
@@ -124,19 +87,6 @@ def _lowered(lane: Lane, program: Any) -> tuple[str, int]:
     if "dyn_shared_memory_buf" in attributes:
         shared = int(attributes["dyn_shared_memory_buf"])
     return str(artifact.kernel_source), shared
-
-
-def disassembler() -> str | None:
-    """Return the path of nvdisasm: from the CUDA toolkit, or the one that comes with Triton."""
-    found = shutil.which("nvdisasm")
-    compiler = cuda_compiler()
-    if found is None and compiler is not None:
-        found = shutil.which(str(Path(compiler).resolve().with_name("nvdisasm")))
-    spec = find_spec("triton")
-    if found is None and spec is not None and spec.origin is not None:
-        place = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-        found = shutil.which(str(place))
-    return found
 
 
 def compile_kernel(variant: Variant, arch: str, weight: Mapping[str, int] = LAYER) -> Compiled:
@@ -187,43 +137,35 @@ def compile_kernel(variant: Variant, arch: str, weight: Mapping[str, int] = LAYE
         assembly = (Path(folder) / "kernel.ptx").read_text()
         binary = (Path(folder) / "kernel.cubin").read_bytes()
     report = done.stdout + done.stderr
-    numbers = {}
-    for key, pattern in _SEARCH.items():
-        found = re.search(pattern, report)
-        if found:
-            numbers[key] = int(found.group(1))
-    static = re.search(r"(\d+) bytes smem", report)
     threads = re.search(r"__launch_bounds__\((\d+)", source)
-    instructions = set(_INSTRUCTIONS.findall(assembly))
     return Compiled(
-        **numbers,
-        shared=dynamic + (int(static.group(1)) if static else 0),
-        threads=int(threads.group(1)) if threads else 0,
-        instructions=tuple(sorted(instructions)),
+        case=variant.name,
+        target=arch,
+        kernel=variant.make.__name__,
+        threads=int(threads[1]) if threads else 0,
+        registers=_number(r"Used (\d+) registers", report),
+        spills=_number(r"(\d+) bytes spill stores", report)
+        + _number(r"(\d+) bytes spill loads", report),
+        shared=dynamic + _number(r"(\d+) bytes smem", report, default=0),
+        instructions=matrix_instructions(assembly),
         source=source,
         binary=binary,
     )
 
 
-def disassembled(compiled: Compiled) -> Code:
-    """Disassemble a kernel.
+def _number(pattern: str, report: str, default: int | None = None) -> int:
+    """Return a number in ptxas' report."""
+    found = re.search(pattern, report)
+    if found is not None:
+        return int(found[1])
+    if default is None:
+        raise RuntimeError(f"ptxas does not say what a kernel uses: {report}")
+    return default
 
-    Raises:
-        EnvironmentProblem: there is no nvdisasm.
-    """
-    program = disassembler()
-    if program is None:
-        raise EnvironmentProblem(
-            "machine instructions are read by nvdisasm: none was found",
-            "install the CUDA toolkit, or triton",
-        )
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.binary)
-        file.flush()
-        done = subprocess.run(
-            [program, "-c", file.name], capture_output=True, text=True, check=True
-        )
-    return parse(done.stdout)
+
+def code_of(compiled: Compiled) -> Code:
+    """Disassemble a kernel."""
+    return parse(disassemble(compiled.binary))
 
 
 @frozen
@@ -235,7 +177,7 @@ class Counted:
         part: what is counted, in words.
         each: weights or elements of a thread in that part.
         count: counts the instructions of the part.
-        gate: the most instructions per weight.
+        most: the most instructions per weight.
         weight: sizes of the weight.
     """
 
@@ -243,16 +185,20 @@ class Counted:
     part: str
     each: int
     count: Callable[[Code], int]
-    gate: float
+    most: float
     weight: Mapping[str, int] = LAYER
 
     def per_element(self, arch: str) -> float:
         """Instructions per weight or element on a target."""
         made = compile_kernel(HOT_KERNELS[self.kernel], arch, self.weight)
-        return self.count(disassembled(made)) / self.each
+        return self.count(code_of(made)) / self.each
 
 
-def _product_part(kernel: str, tiles: Tiles, gate: float) -> Counted:
+def _main_loop(code: Code) -> int:
+    return len(code.loop())
+
+
+def _product_part(kernel: str, tiles: Tiles, most: float) -> Counted:
     """A step of a product: the weights that a thread decodes in it, and their multiplication.
 
     The sum is long, so that the loop over its steps is not written out.
@@ -261,8 +207,8 @@ def _product_part(kernel: str, tiles: Tiles, gate: float) -> Counted:
         kernel=kernel,
         part="main loop, per weight",
         each=tiles.columns * tiles.depth // tiles.threads,
-        count=Code.main_loop,
-        gate=gate,
+        count=_main_loop,
+        most=most,
         weight={"N": 16384, "K": 16384, "G": 128},
     )
 
@@ -274,7 +220,7 @@ def _vote_part(kernel: str) -> Counted:
         part="after the product, per element",
         each=tiles.rows * tiles.columns // tiles.threads,
         count=lambda code: code.epilogue(tiles.rows),
-        gate=35,
+        most=35,
     )
 
 
@@ -283,14 +229,14 @@ def _flip_part(kernel: str) -> Counted:
         kernel=kernel,
         part="where nothing crosses, per element",
         each=UNIT,
-        count=Code.shortest,
-        gate=15,
+        count=Code.skipping,
+        most=15,
     )
 
 
 #: What is counted on sm_90a. Four rows of 64 columns are a step of the product with few rows.
 COUNTED: Final = (
-    Counted("linear int8, M = 1", "main loop, per weight", 4 * 64, Code.main_loop, 1.1),
+    Counted("linear int8, M = 1", "main loop, per weight", 4 * 64, _main_loop, 1.1),
     _product_part("linear int8, M <= 64", CUDA_TILES.few, 2.0),
     _product_part("linear int8", CUDA_TILES.many, 2.7),
     _product_part("linear_grad_input int8", CUDA_TILES.many, 3.5),
@@ -303,40 +249,25 @@ COUNTED: Final = (
 )
 
 
-def table(architectures: tuple[str, ...] = ARCHITECTURES) -> str:
-    """Return a table in Markdown of every hot kernel on every architecture."""
-    lines = [
-        "| kernel | target | registers | spilled bytes | shared memory | threads | matrix "
-        "instruction |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, variant in HOT_KERNELS.items():
-        for arch in architectures:
-            made = compile_kernel(variant, arch)
-            spilled = made.spill_stores + made.spill_loads
-            instructions = ", ".join(f"`{instruction}`" for instruction in made.instructions)
-            if not instructions:
-                instructions = "none"
-            lines.append(
-                f"| {name} | {arch} | {made.registers} | {spilled} | {made.shared} | "
-                f"{made.threads} | {instructions} |"
-            )
-    return "\n".join(lines)
-
-
-def counts() -> str:
-    """Return a table in Markdown of the instructions that kernels take on sm_90a."""
-    lines = ["| kernel | counted | instructions | at most |", "|---|---|---:|---:|"]
-    for counted in COUNTED:
-        found = counted.per_element("sm_90a")
-        lines.append(f"| {counted.kernel} | {counted.part} | {found:.2f} | {counted.gate:g} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Print a table."""
-    made = counts() if sys.argv[1:] == ["counts"] else table()
-    sys.stdout.write(made + "\n")
+    """Print a table of every hot kernel, or of the instructions that kernels take on sm_90a."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counts", action="store_true", help="count machine instructions")
+    rows: list[list[object]] = []
+    if parser.parse_args().counts:
+        for counted in COUNTED:
+            found = f"{counted.per_element('sm_90a'):.2f}"
+            rows.append([counted.kernel, counted.part, found, f"{counted.most:g}"])
+        print(table("kernel | counted | instructions | at most", rows))
+        return
+    for name, variant in HOT_KERNELS.items():
+        for arch in ARCHITECTURES:
+            one = compile_kernel(variant, arch)
+            names = ", ".join(f"`{instruction}`" for instruction in one.instructions) or "none"
+            memory = (one.registers, one.spills, one.shared, one.threads)
+            rows.append([name, arch, *memory, names])
+    titles = "kernel | target | registers | spilled bytes | shared memory | threads"
+    print(table(f"{titles} | matrix instruction", rows))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,17 @@ import pytest
 import torch
 from attrs import field, frozen
 from torch import Tensor
+from triton_code import OPS, call_of
+from triton_launches import (
+    TARGETS,
+    Launch,
+    Specialised,
+    compile_launch,
+    launches_of,
+    recording,
+    specialise,
+    translate,
+)
 
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import (
@@ -30,16 +41,7 @@ from arb_ternary_distributed.wire import WIRE_KERNELS
 from arb_ternary_testing import BackendSuite
 from arb_ternary_triton import backend
 from arb_ternary_triton.arguments import packed_columns, vote_columns
-from arb_ternary_triton.compiling import OPS, call_of, launches_of
-from arb_ternary_triton.gpu import KNOWN
-from arb_ternary_triton.launch import INTERPRETED, Launch, recording
-from arb_ternary_triton.translation import (
-    TARGETS,
-    Specialised,
-    compile_launch,
-    specialise,
-    translate,
-)
+from arb_ternary_triton.launch import INTERPRETED
 
 pytestmark = pytest.mark.skipif(
     INTERPRETED, reason="kernels were made for the interpreter: unset TRITON_INTERPRET"
@@ -58,7 +60,7 @@ def _translate(launches: Iterable[Launch], target: str) -> None:
     for launch in launches:
         one = specialise(launch)
         if (target, one) not in _known:
-            translate(one, TARGETS[target])
+            translate(one, target)
             _known.add((target, one))
 
 
@@ -84,7 +86,7 @@ def test_every_op_is_translated_for_sizes_of_one(
 def test_exact_kernels_use_no_inexact_instruction(name: str) -> None:
     for integer in (True, False) if name == "cast_scaled_votes" else (True,):
         for launch in launches_of(call_of(name, 16, WeightShape(16, 64, 32), integer), TARGET):
-            ptx = compile_launch(launch, TARGETS[TARGET]).asm["ptx"]
+            ptx = compile_launch(launch, TARGET).asm["ptx"]
             found = re.findall(r"\S*\.ftz\S*|fma\.\S*|\S+\.approx\S*|div\.full\S*", ptx)
             # Each vote by factors is a sum with a product by a power of two, which is exact.
             votes = 0
@@ -150,7 +152,7 @@ def _recorded(ours: Callable[..., Any], wanted: Callable[..., Any]) -> Callable[
         for name, value in bound.arguments.items():
             bound.arguments[name] = _in_our_layout(name, value, shape)
         result = wanted(*arguments, **options)
-        with recording(KNOWN["sm_90"]) as launches:
+        with recording(TARGET) as launches:
             ours(*bound.args, **bound.kwargs)
         for target in TARGETS:
             _translate(launches, target)

@@ -1,41 +1,33 @@
 """Compile the kernels for GPUs that need not be there, and report registers, spills and memory.
 
-A kernel's wrapper is called with tensors on the CPU while launches are recorded. The kernels that a
-GPU would run are then compiled for the target. The interpreter cannot do this: ``TRITON_INTERPRET``
-must not be set.
+``python tests/gpu/triton_code.py`` prints the table of the report for the hot kernels. It describes
+compiled code and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
-import triton
-from attrs import asdict, frozen
+from machine_code import (
+    Compiled,
+    amd_registers,
+    disassemble,
+    matrix_instructions,
+    nvidia_registers,
+    parse,
+    table,
+)
 from torch import Tensor
+from triton_launches import TARGETS, Launch, compile_launch, launches_of
 
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary_triton import casting, flips, layout, products, rows, wire
-from arb_ternary_triton.arguments import packed_columns
-from arb_ternary_triton.counting import per_element
-from arb_ternary_triton.gpu import COMPILED
-from arb_ternary_triton.launch import INTERPRETED, Launch, recording
-from arb_ternary_triton.translation import TARGETS, compile_launch
+from arb_ternary_triton.arguments import BLOCK, LANES, packed_columns
 
-#: Matrix and dot-product instructions, which show a kernel's arithmetic.
-_INSTRUCTIONS: Final = re.compile(
-    r"wgmma\.mma_async\.sync\.aligned\.\w+\.\w+\.\w+\.\w+|mma\.sync\.aligned\.m\w+(?:\.row\.col)?[.\w]*"
-    r"|tcgen05\.mma[.:\w]*|dp4a\.\w+\.\w+|v_w?mf?ma_\w+"
-)
 #: Weight of the cases: 4096 x 4096, one exponent per 128 columns.
 _SIZE: Final = 4096
 _SHAPE: Final = WeightShape(_SIZE, _SIZE, 128)
@@ -44,36 +36,6 @@ _BF16: Final = torch.bfloat16
 _INT32: Final = torch.int32
 
 Call = Callable[[], object]
-
-
-@frozen
-class Compiled:
-    """A compiled kernel.
-
-    Attributes:
-        case: name of the case.
-        target: the GPU.
-        kernel: the function's name.
-        warps: warps per program.
-        registers: registers per thread.
-        spills: bytes of registers kept in memory for lack of space (on AMD's GPUs: registers).
-        shared: bytes of shared memory per program.
-        programs: programs of the launch.
-        instructions: matrix and dot-product instructions in the code.
-        per_element: instructions per weight or element, see :mod:`arb_ternary_triton.counting`;
-            None where none are counted.
-    """
-
-    case: str
-    target: str
-    kernel: str
-    warps: int
-    registers: int
-    spills: int
-    shared: int
-    programs: int
-    instructions: tuple[str, ...]
-    per_element: float | None
 
 
 def _weight(shape: WeightShape) -> tuple[Tensor, Tensor]:
@@ -337,7 +299,7 @@ def _every_row() -> None:
                 rows.quantize_several([x] * count, torch.ones(64), [(1, 2, 3, 4)] * count)
 
 
-def lane() -> dict[str, Call]:
+def every_option() -> dict[str, Call]:
     """Return calls that have every kernel with every option that a call can ask for.
 
     Options are the operands, the numbers of rows that tables distinguish, exponents for 32 columns,
@@ -378,144 +340,92 @@ def lane() -> dict[str, Call]:
 
 
 def compile_first(case: str, call: Call, target: str) -> Compiled:
-    """Compile the first kernel that a call would launch.
-
-    Raises:
-        RuntimeError: Triton was imported for its interpreter.
-    """
+    """Compile the first kernel that a call would launch."""
     return compiled(case, launches_of(call, target)[0], target)
 
 
 def compile_all(case: str, call: Call, target: str) -> list[Compiled]:
-    """Compile every kernel that a call would launch, as :func:`compile_first`."""
+    """Compile every kernel that a call would launch."""
     return [compiled(case, launch, target) for launch in launches_of(call, target)]
 
 
-def launches_of(call: Call, target: str) -> list[Launch]:
-    """Return what a call would launch on a GPU like the target.
-
-    Raises:
-        RuntimeError: Triton was imported for its interpreter.
-    """
-    if INTERPRETED:
-        raise RuntimeError(
-            "kernels were made for the interpreter: unset TRITON_INTERPRET to compile them"
-        )
-    with recording(COMPILED[target.removesuffix("a")]) as launches:
-        call()
-    return launches
-
-
 def compiled(case: str, launch: Launch, target: str) -> Compiled:
-    built = compile_launch(launch, TARGETS[target])
-    if "cubin" in built.asm:
+    """Compile the kernel of a launch."""
+    built = compile_launch(launch, target)
+    nvidia = "cubin" in built.asm
+    if nvidia:
         text = built.asm["ptx"]
-        registers, spills = _nvidia_registers(built.asm["cubin"])
+        registers, spills = nvidia_registers(built.asm["cubin"])
     else:
         text = built.asm["amdgcn"]
-        registers, spills = _amd_registers(text)
+        registers, spills = amd_registers(text)
+    warp = built.metadata.target.warp_size
     return Compiled(
         case=case,
         target=target,
         kernel=launch.kernel.__name__,
-        warps=launch.warps,
+        threads=launch.warps * warp,
         registers=registers,
         spills=spills,
         shared=built.metadata.shared,
-        programs=math.prod(launch.grid),
-        instructions=tuple(sorted(set(_INSTRUCTIONS.findall(text)))),
-        per_element=per_element(launch, built),
+        instructions=matrix_instructions(text),
+        per_element=_per_element(launch, built),
     )
 
 
-def _nvidia_registers(cubin: bytes) -> tuple[int, int]:
-    """Return registers and bytes of stack per thread.
+def _per_element(launch: Launch, built: Any) -> float | None:
+    """Return the instructions per weight of a product, or per element of a kernel of votes.
 
-    The kernels have no arrays of their own, so the stack holds only spilled registers.
+    A kernel that sums has one large loop, whose instructions are divided by the weights that a
+    thread decodes in one turn. Of a kernel that casts votes, it is the shortest way to that loop
+    and from it to the end, divided by the elements of the tile that a thread has; so is the
+    shortest way through a kernel that flips. That is the way of a tile without NaN, whose shifts
+    are in their usual range, and where no accumulator crosses its threshold.
+
+    Returns:
+        None for a kernel for which no count is defined.
     """
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
-    if found is None:
-        raise RuntimeError(f"cuobjdump does not say what a kernel uses: {report}")
-    return int(found[1]), int(found[2])
+    sizes = launch.constants
+    kernel = launch.kernel.__name__
+    elements = {
+        "row_kernel": lambda: sizes["OUTPUTS"] * sizes["BLOCKS"] * BLOCK,
+        "linear_kernel": lambda: sizes["OUTPUTS"] * sizes["BLOCKS"] * BLOCK,
+        "grad_input_kernel": lambda: sizes["OUTPUTS"] * sizes["BLOCKS"] * LANES,
+        "product_votes_kernel": lambda: sizes["ROWS"] * sizes["COLUMNS"],
+        "flip_kernel": lambda: sizes["ROWS"] * sizes["COLUMNS"],
+    }.get(kernel)
+    if elements is None:
+        return None
+    nvidia = "cubin" in built.asm
+    text = disassemble(built.asm["cubin"]) if nvidia else built.asm["amdgcn"]
+    code = parse(text)
+    loop = code.loop()
+    counted = len(loop)
+    if kernel == "product_votes_kernel":
+        counted = code.shortest(0, loop.start) + code.shortest(loop.stop)
+    elif kernel == "flip_kernel":
+        counted = code.shortest()
+    threads = launch.warps * built.metadata.target.warp_size
+    return float(counted * threads / elements())
 
 
-def _amd_registers(text: str) -> tuple[int, int]:
-    """Return registers and spilled registers per thread."""
-    counts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text))
-    return int(counts["vgpr_count"]), int(counts["vgpr_spill_count"])
-
-
-_HEAD: Final = (
-    "| kernel | target | warps | registers | spills | shared memory | per weight | instructions "
-    "|\n|---|---|---|---|---|---|---|---|"
-)
-
-
-def _row(one: Compiled) -> str:
-    count = "-" if one.per_element is None else f"{one.per_element:.2f}"
-    names = " ".join(f"`{name}`" for name in one.instructions) or "-"
-    return (
-        f"| {one.case} | {one.target} | {one.warps} | {one.registers} | {one.spills} | "
-        f"{one.shared} | {count} | {names} |"
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m arb_ternary_triton.compiling", description=__doc__
-    )
+def main() -> None:
+    """Compile the hot kernels for targets and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", action="append", choices=[*TARGETS], help="default: all")
-    parser.add_argument("--case", action="append", choices=[*CASES], help="default: all")
-    parser.add_argument(
-        "--call",
-        nargs=6,
-        metavar=("OP", "M", "N", "K", "G", "OPERANDS"),
-        help="compile this call instead of cases",
-    )
-    parser.add_argument(
-        "--others",
-        action="store_true",
-        help="compile every kernel of the cases off the hot path instead",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON instead of a Markdown table"
-    )
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Compile cases for targets and print a table or JSON."""
-    chosen = _parser().parse_args(arguments)
-    if chosen.others:
-        calls = OTHERS
-    elif chosen.call:
-        op, terms, *weight, operands = chosen.call
-        shape = WeightShape(*map(int, weight))
-        calls = {op: call_of(op, int(terms), shape, operands == "int8")}
-    else:
-        calls = {case: CASES[case] for case in chosen.case or CASES}
-
-    found = []
-    if not chosen.json:
-        print(_HEAD)
-    for case, call in calls.items():
-        for target in chosen.target or TARGETS:
-            if chosen.others:
-                kernels = compile_all(case, call, target)
-            else:
-                kernels = [compile_first(case, call, target)]
-            found += kernels
-            if not chosen.json:
-                print("\n".join(map(_row, kernels)), flush=True)
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in found]))
-    return 0
+    targets = parser.parse_args().target or TARGETS
+    rows: list[list[object]] = []
+    for case, call in CASES.items():
+        for target in targets:
+            one = compile_first(case, call, target)
+            count = "-" if one.per_element is None else f"{one.per_element:.2f}"
+            names = " ".join(f"`{name}`" for name in one.instructions) or "-"
+            warps = one.threads // TARGETS[target].warp_size
+            memory = (warps, one.registers, one.spills, one.shared)
+            rows.append([case, target, *memory, count, names])
+    titles = "kernel | target | warps | registers | spills | shared memory | per weight"
+    print(table(f"{titles} | instructions", rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

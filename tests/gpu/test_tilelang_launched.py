@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from tilelang_variants import Variant, covering, every_variant
 
 from arb_ternary.backends.select import reset_backends, use_backend
 from arb_ternary_text.models.config import DecoderConfig
@@ -20,7 +21,6 @@ from arb_ternary_text.models.decoder import build
 from arb_ternary_text.models.generate import generate
 from arb_ternary_tilelang import casting, flipping, lookups, products, storage
 from arb_ternary_tilelang.lane import Lane
-from arb_ternary_tilelang.variants import Variant, covering, every_variant
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train

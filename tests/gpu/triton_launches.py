@@ -1,13 +1,17 @@
-"""Specialise a recorded launch as Triton would: which arguments are constants or multiples of 16.
+"""Record launches of Triton kernels for a GPU that need not be there, and compile them.
 
-This does for a recorded launch what Triton does with the arguments of a call on a GPU, by the same
-rules. An integer that equals 1 becomes a constant of the kernel, unless the kernel declares it
-otherwise.
+A kernel's wrapper is called with tensors on the CPU while launches are recorded. A recorded launch
+is then specialised as Triton does with the arguments of a call on a GPU, by the same rules. An
+integer that equals 1 becomes a constant of the kernel, unless the kernel declares it otherwise. The
+interpreter cannot do this: ``TRITON_INTERPRET`` must not be set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
+from unittest import mock
 
 import torch
 import triton
@@ -16,9 +20,23 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arb_ternary_triton.launch import Launch
+from arb_ternary_triton import arguments, choice
+from arb_ternary_triton import launch as launching
+from arb_ternary_triton.gpu import Gpu
 from arb_ternary_triton.packing import check_packing
 
+#: A100; RTX 3090; RTX 4090; H100 and H200; B200; RTX 5090; MI300X; MI350X; RX 7900 XTX.
+GPUS: Final = {
+    "sm_80": Gpu("sm_80", 108),
+    "sm_86": Gpu("sm_86", 82),
+    "sm_89": Gpu("sm_89", 128),
+    "sm_90a": Gpu("sm_90", 132),
+    "sm_100a": Gpu("sm_100", 148),
+    "sm_120a": Gpu("sm_120", 170),
+    "gfx942": Gpu("gfx942", 304),
+    "gfx950": Gpu("gfx950", 256),
+    "gfx1100": Gpu("gfx1100", 96),
+}
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_86": GPUTarget("cuda", 86, 32),
@@ -40,6 +58,50 @@ _TYPES: Final = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
 }
+
+
+@frozen
+class Launch:
+    """A recorded launch: the kernel, its arguments, compile-time constants and options."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    warps: int
+    stages: int
+
+
+@contextmanager
+def recording(target: str) -> Iterator[list[Launch]]:
+    """Record launches instead of running them, with the choices for the GPU of a target."""
+    launches: list[Launch] = []
+    replaced = {
+        (launching, "_start"): lambda *launch: launches.append(Launch(*launch)),
+        (launching, "gpu_of"): lambda _device: GPUS[target],
+        (choice, "gpu_of"): lambda _device: GPUS[target],
+        (choice, "fixed_choices"): lambda: True,
+        (arguments, "serves"): lambda tensor: tensor.is_cpu,
+    }
+    with ExitStack() as patches:
+        for (module, name), function in replaced.items():
+            patches.enter_context(mock.patch.object(module, name, function))
+        yield launches
+
+
+def launches_of(call: Callable[[], object], target: str) -> list[Launch]:
+    """Return what a call would launch on a GPU like the target.
+
+    Raises:
+        RuntimeError: Triton was imported for its interpreter.
+    """
+    if launching.INTERPRETED:
+        raise RuntimeError(
+            "kernels were made for the interpreter: unset TRITON_INTERPRET to compile them"
+        )
+    with recording(target) as launches:
+        call()
+    return launches
 
 
 @frozen
@@ -110,10 +172,10 @@ def specialise(launch: Launch) -> Specialised:
     )
 
 
-def compile_launch(launch: Launch, target: GPUTarget) -> Any:
+def compile_launch(launch: Launch, target: str) -> Any:
     """Compile the kernel of a launch, and check it as a launch on a GPU would."""
     one = specialise(launch)
-    built = triton.compile(ASTSource(*one.source), target=target, options=one.options)
+    built = triton.compile(ASTSource(*one.source), target=TARGETS[target], options=one.options)
     check_packing(built.asm["ttgir"])
     return built
 
@@ -122,7 +184,7 @@ class _TranslatedError(Exception):
     """Ends a compilation after the translation."""
 
 
-class _Translated(ASTSource):  # type: ignore[misc]
+class _Translated(ASTSource):
     """A source whose compilation ends once it is in Triton's intermediate language."""
 
     def make_ir(self, *arguments: Any, **named: Any) -> Any:
@@ -130,7 +192,7 @@ class _Translated(ASTSource):  # type: ignore[misc]
         raise _TranslatedError
 
 
-def translate(one: Specialised, target: GPUTarget) -> None:
+def translate(one: Specialised, target: str) -> None:
     """Check the types of a kernel by translating it into Triton's intermediate language.
 
     This takes hundredths of a second, and a compilation seconds.
@@ -139,6 +201,6 @@ def translate(one: Specialised, target: GPUTarget) -> None:
         triton.compiler.CompilationError: the kernel is not well typed.
     """
     try:
-        triton.compile(_Translated(*one.source), target=target, options=one.options)
+        triton.compile(_Translated(*one.source), target=TARGETS[target], options=one.options)
     except _TranslatedError:
         return
