@@ -14,12 +14,12 @@ from arb_ternary.errors import ConfigError, UsageProblem
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary_manifests.execution import is_finished
 from arb_ternary_manifests.plan import PlannedRun
-from arb_ternary_train.auto_options import TrainingPlan, resolve_auto_options, training_plan
+from arb_ternary_train.auto_rate import TrainingPlan, resolve_auto_rate, training_plan
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_votes import config as votes
+from arb_ternary_votes import rate
 from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.rate import rate_of
 from arb_ternary_votes.scaled_votes import build
@@ -127,7 +127,7 @@ def test_a_resumed_run_keeps_the_rate_that_it_began_with(
         for each in late.iterdir():
             each.unlink()
         late.rmdir()
-    monkeypatch.setattr(votes, "rate_of", lambda plan: 0.5)
+    monkeypatch.setattr(rate, "rate_of", lambda plan: 0.5)
     train(load_config(file).config, RunRequest(directory=part, resume="auto", reporter=Silent))
     first, second = ends_of(whole, part)
     assert first == second
@@ -190,7 +190,7 @@ def test_phases_that_train_alike_share_one_rate() -> None:
         "{name: standard, steps: 6, batch_size: 2, block_size: 8, lr_schedule: linear, "
         "warmup_steps: 2}"
     )
-    assert resolve_auto_options(config(f"phases=[{phase}, {phase}]")).record() == {
+    assert resolve_auto_rate(config(f"phases=[{phase}, {phase}]")).chosen == {
         "optimizer.ternary.lr": RATE
     }
 
@@ -217,9 +217,9 @@ def test_config_show_gives_the_rate_and_its_origin(
 
 def test_a_config_without_auto_is_left_as_it_is() -> None:
     given = config("optimizer.ternary.lr=0.2")
-    resolved = resolve_auto_options(given)
+    resolved = resolve_auto_rate(given)
     assert resolved.config is given
-    assert (resolved.record(), resolved.notes()) == ({}, [])
+    assert (resolved.chosen, resolved.notes) == ({}, ())
 
 
 def test_an_optimizer_without_a_run_refuses_to_guess() -> None:
@@ -231,6 +231,6 @@ def test_a_finished_run_of_a_manifest_is_known_again(monkeypatch: pytest.MonkeyP
     again = PlannedRun(
         target="a", id="b", config=config(), directory=run("done"), previous=None, notes=()
     )
-    monkeypatch.setattr(votes, "rate_of", lambda plan: 0.5)
+    monkeypatch.setattr(rate, "rate_of", lambda plan: 0.5)
     assert is_finished(again)
     assert not is_finished(evolve(again, config=config("optimizer.ternary.lr=0.5")))

@@ -178,6 +178,8 @@ class OptimizerSpec(Spec):
     Attributes:
         accepts: which parts of a model the optimizer can train: ternary modules or float
             parameters. A wrapper accepts what its inner optimizer accepts.
+        auto_rate: ``(plan) -> float``, ``"module:attribute"``: the rate of a run with ``lr: auto``;
+            None if ``lr`` is always a number.
     """
 
     kind = "optimizer"
@@ -187,6 +189,7 @@ class OptimizerSpec(Spec):
     accepts: frozenset[TrainedPart] = field(
         converter=_as_parts, validator=deep_iterable(in_(("ternary", "float")))
     )
+    auto_rate: str | None = field(default=None, validator=optional(_target))
 
 
 class MaskingSpec(Spec):

@@ -15,7 +15,7 @@ from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.plugins.manager import manager
 from arb_ternary.protocols.data import DataSource
 from arb_ternary_train.audit import audit
-from arb_ternary_train.auto_options import resolve_auto_options
+from arb_ternary_train.auto_rate import resolve_auto_rate
 from arb_ternary_train.build import built_module, require_protocol, undrawn
 from arb_ternary_train.capabilities import parts_added_by, planned_steps
 from arb_ternary_train.combinations import policy_notes
@@ -96,9 +96,9 @@ def forecast(config: RunConfig, *, probe: bool) -> RunForecast:
         ArbError: the run could not start either.
     """
     notes: list[str] = []
-    resolved = resolve_auto_options(_on_this_machine(config, notes))
+    resolved = resolve_auto_rate(_on_this_machine(config, notes))
     config = resolved.config
-    notes += [*resolved.notes(), *policy_notes(config)]
+    notes += [*resolved.notes, *policy_notes(config)]
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     model = _sized_model(config, data.vocabulary_size)
     counted = audit(model)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError, Interrupted, UsageProblem
 from arb_ternary_manifests.plan import PlannedRun
-from arb_ternary_train.auto_options import CHOSEN, resolve_auto_options
+from arb_ternary_train.auto_rate import CHOSEN, resolve_auto_rate
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.identity import RUNTIME_KEYS
@@ -107,7 +107,7 @@ def is_finished(run: PlannedRun) -> bool:
         message = f"{directory.result_file}: the file is damaged: {error!r}"
         raise ArbError(message) from error
     finished = load_config(directory.config_file).config
-    planned = resolve_auto_options(run.config, directory.record().get(CHOSEN, {})).config
+    planned = resolve_auto_rate(run.config, directory.record().get(CHOSEN, {})).config
     return passed and _deciding_settings(finished) == _deciding_settings(planned)
 
 

@@ -17,13 +17,13 @@ from arb_ternary.config.errors import Fault, Path
 from arb_ternary.config.fields import config_fields, unused_options
 from arb_ternary.optim.protocol import PART_NOUNS, Planned
 from arb_ternary.specs import OptimizerSpec, TrainedPart
-from arb_ternary_train.auto_options import auto_option_faults
+from arb_ternary_train.auto_rate import auto_rate_faults
 from arb_ternary_train.config import RunConfig
 
 
 def find_contradictions(run: RunConfig) -> list[Fault]:
     """Return the faults of components that do not go together, each at the option in question."""
-    return [*_faults(run, (), run, planned_parts(run)), *auto_option_faults(run)]
+    return [*_faults(run, (), run, planned_parts(run)), *auto_rate_faults(run)]
 
 
 def policy_notes(run: RunConfig) -> list[str]:

@@ -15,7 +15,7 @@ from arb_ternary.config.errors import raise_faults
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ArbError, Interrupted, UsageProblem
-from arb_ternary_train.auto_options import CHOSEN, ResolvedConfig, resolve_auto_options
+from arb_ternary_train.auto_rate import CHOSEN, ResolvedConfig, resolve_auto_rate
 from arb_ternary_train.build import (
     RunParts,
     build_parts,
@@ -157,10 +157,10 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         files, named = locate_run(config, request, world)
         exists = world.run_on_main(files.exists)
         recorded = world.run_on_main(lambda: files.record().get(CHOSEN, {})) if exists else {}
-        resolved = resolve_auto_options(config, recorded)
-        if resolved.plan is not None and request.init_from is not None:
+        resolved = resolve_auto_rate(config, recorded)
+        if resolved.chosen and request.init_from is not None:
             raise UsageProblem(
-                f"--init-from cannot be combined with `{', '.join(resolved.record())}: auto`, "
+                f"--init-from cannot be combined with `{', '.join(resolved.chosen)}: auto`, "
                 f"which is calibrated for random initialisation",
                 "Set a number, such as a fifth of the rate that the weights were trained with.",
             )
@@ -221,7 +221,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), "
             f"{parts.device}{ranks}"
         )
-        for line in [*resolved.notes(), *policy_notes(config)]:
+        for line in [*resolved.notes, *policy_notes(config)]:
             context.note(line)
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint)
@@ -273,7 +273,7 @@ def _create(
     if request.init_skip:
         record["init_skip"] = [*request.init_skip]
     if resolved.chosen:
-        record[CHOSEN] = resolved.record()
+        record[CHOSEN] = dict(resolved.chosen)
     files.create(dump_yaml(to_plain(config)), record, attachments(data))
 
 

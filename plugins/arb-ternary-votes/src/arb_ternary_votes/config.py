@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 from attrs import frozen
@@ -10,7 +10,7 @@ from attrs.validators import and_, ge, gt, in_, instance_of, le, lt, optional
 
 from arb_ternary.config.options import Condition, Rule, option, trains, unless, when
 from arb_ternary.optim.protocol import Planned
-from arb_ternary_votes.rate import AUTO, rate_of
+from arb_ternary_votes.rate import AUTO
 
 _threshold = and_(instance_of(int), ge(1), le(127))
 _rate = Rule(
@@ -186,15 +186,6 @@ class ScaledVotesConfig:
         validator=ge(0),
         active_when=_EXPONENTS,
     )
-
-    @property
-    def auto_fields(self) -> tuple[str, ...]:
-        """Names of the options that are ``auto``."""
-        return ("lr",) if self.lr == AUTO else ()
-
-    def auto_values(self, plan: Any) -> Mapping[str, float]:
-        """Return a value for each option that is ``auto``, given the run's training plan."""
-        return {name: rate_of(plan) for name in self.auto_fields}
 
     def votes_of_tail(self, planned: Planned | None) -> bool:
         """Return whether the run is known to cast votes of the tail."""

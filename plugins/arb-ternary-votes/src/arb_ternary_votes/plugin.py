@@ -18,6 +18,7 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             target="arb_ternary_votes.scaled_votes:build",
             config="arb_ternary_votes.config:ScaledVotesConfig",
             accepts=frozenset({"ternary"}),
+            auto_rate="arb_ternary_votes.rate:rate_of",
             summary="votes as large as the gradient, rounded stochastically; the default",
         ),
         OptimizerSpec(

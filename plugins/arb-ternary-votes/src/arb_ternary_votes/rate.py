@@ -24,7 +24,7 @@ def rate_of(plan: Any) -> float:
     """Return the peak rate of a run, to three digits.
 
     Args:
-        plan: an ``arb_ternary_train.auto_options.TrainingPlan``: ``steps`` of the run, ``tokens``
+        plan: an ``arb_ternary_train.auto_rate.TrainingPlan``: ``steps`` of the run, ``tokens``
             per step, ``mean_rate`` of the schedule, ``width`` of the model.
     """
     length = (2400 / (plan.steps * 2 * plan.mean_rate)) ** (1 / 4)

@@ -32,6 +32,7 @@ from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.levels import LARGEST_UNIT, in_quanta
 from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers, has_exact_gradient
 from arb_ternary_votes.orthogonal import TRANSFORM as HALF_ORTHOGONAL
+from arb_ternary_votes.rate import AUTO
 from arb_ternary_votes.spectral_clip import TRANSFORM as CLIPPED
 from arb_ternary_votes.weight_gradients import HEAD
 
@@ -292,7 +293,7 @@ def build(config: ScaledVotesConfig, trainable: Trainable) -> ScaledVotes:
     Raises:
         ConfigError: the rate is still ``auto``, which a run replaces before it builds anything.
     """
-    if config.auto_fields:
+    if config.lr == AUTO:
         raise ConfigError(
             "lr: auto is chosen by a run of `arb train`, and nothing here says its length",
             "Give a number.",
