@@ -285,7 +285,7 @@ def test_checkpoint_options_may_change_on_resume(tiny: Any, files_in: Any) -> No
     whole, _ = tiny.run("whole")
     run, _ = tiny.run("run")
     shutil.rmtree(run.checkpoints / "step-00000008")
-    tiny.run("run", "checkpoint.keep=1", "trackers=[csv]", resume="auto")
+    tiny.run("run", "checkpoint.keep=1", resume="auto")
     same = ("metrics.jsonl", "checkpoints/step-00000008/model.safetensors")
     assert files_in(run.path, same) == files_in(whole.path, same)
     assert [path.name for path in CheckpointStore(run.checkpoints).paths()] == ["step-00000008"]

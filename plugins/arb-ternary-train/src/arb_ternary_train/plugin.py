@@ -12,7 +12,6 @@ from arb_ternary.specs import (
     DocumentSpec,
     OptimizerSpec,
     PhaseSpec,
-    TrackerSpec,
 )
 from arb_ternary_train import hookspecs
 from arb_ternary_train.launcher import VARIABLES as LAUNCHER_VARIABLES
@@ -65,18 +64,6 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
 
 
 @hookimpl
-def arb_register_trackers() -> Sequence[TrackerSpec]:
-    return (
-        TrackerSpec(
-            name="csv",
-            target="arb_ternary_train.trackers:build_csv",
-            config="arb_ternary_train.trackers:CsvConfig",
-            summary="metrics of every step in a CSV file",
-        ),
-    )
-
-
-@hookimpl
 def arb_register_checks() -> Sequence[CheckSpec]:
     return (
         CheckSpec(
@@ -101,7 +88,7 @@ def arb_register_documents() -> Sequence[DocumentSpec]:
             target="arb_ternary_train.loading:load_config",
             config="arb_ternary_train.config:RunConfig",
             command="arb train",
-            resolve="arb_ternary_train.auto_options:resolve_loaded",
+            resolve="arb_ternary_train.auto_rate:resolve_loaded",
             summary="everything that decides a run",
         ),
     )
