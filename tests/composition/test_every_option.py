@@ -28,7 +28,6 @@ from arb_ternary.config.yaml_document import Document, dump_yaml
 from arb_ternary.errors import ArbError, CheckpointError, ConfigError, Interrupted
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import KINDS
-from arb_ternary_testing.kinds_of_data import TEXT, KindOfData, kind_of_masking, kind_of_model
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.config import RunConfig
@@ -38,6 +37,7 @@ from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.step import Diverged
 from arb_ternary_upcycle.float_model import float_config
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_test_support.kinds_of_data import TEXT, KindOfData, kind_of_masking, kind_of_model
 
 FLOATS: Final = ["embedding", "head", "norms", "linears"]
 MIXED: Final = ["norms", "head"]

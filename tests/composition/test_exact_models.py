@@ -1,6 +1,6 @@
 """``exact: true`` gives the same bytes on two backends, with one thread and with two.
 
-The models are those of ``arb_ternary_testing.kinds_of_data``, one for each kind of data.
+The models are those of ``arb_test_support.kinds_of_data``, one for each kind of data.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 
 from arb_ternary.backends.select import candidates, reset_backends
 from arb_ternary.config.yaml_document import dump_yaml
-from arb_ternary_testing.kinds_of_data import KINDS_OF_DATA, KindOfData
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_test_support.kinds_of_data import KINDS_OF_DATA, KindOfData
 
 STEPS = 3
 MODELS = [

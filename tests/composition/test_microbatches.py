@@ -19,14 +19,14 @@ from arb_ternary.backends.select import reset_backends
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.plugins.manager import manager
 from arb_ternary.protocols.data import Batch, MaskedBatch
-from arb_ternary_testing.kinds_of_data import KINDS_OF_DATA, TEXT, kind_of_masking
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.world import SingleProcess, World
+from arb_test_support.kinds_of_data import KINDS_OF_DATA, TEXT, kind_of_masking
+from arb_test_support.ranks import on_ranks
 
 MICROBATCHES = 3
 #: Options of a source, and further sources of the samples of a kind.

@@ -28,12 +28,12 @@ from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.plugins.manager import manager
 from arb_ternary_progressive.plan_config import plan_file
-from arb_ternary_testing.kinds_of_data import KINDS_OF_DATA, TEXT, KindOfData, kind_of_masking
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
+from arb_test_support.kinds_of_data import KINDS_OF_DATA, TEXT, KindOfData, kind_of_masking
 
 #: Options of a phase of two short steps; a phase takes those that it has.
 BRIEF = {

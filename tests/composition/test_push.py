@@ -10,11 +10,12 @@ import pytest
 from huggingface_hub import ModelCard
 
 from arb_ternary.cli.main import main
-from arb_ternary_testing.language_tasks import byte_tokenizer, go_offline, write_choice_task
 from arb_ternary_text.data.special_tokens import SpecialTokens
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_test_support.byte_tokenizer import byte_tokenizer
+from arb_test_support.language_tasks import go_offline, write_choice_task
 
 pytest.importorskip("lm_eval")
 

@@ -33,7 +33,7 @@ import arb_ternary_train.standard
 import arb_ternary_distributed.sharded_weights
 from pathlib import Path
 from arb_ternary.errors import ArbError, render
-from arb_ternary_testing.file_faults import FileFaults
+from arb_test_support.file_faults import FileFaults
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from arb_ternary.config.yaml_document import dump_yaml
-from arb_ternary_testing.file_faults import ERRORS
+from arb_test_support.file_faults import ERRORS
 
 Compare = Callable[[Path, Path], None]
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32}

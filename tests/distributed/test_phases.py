@@ -11,7 +11,6 @@ import torch
 
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary_distributed.checks import check_config
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.context import TrainingContext
@@ -21,6 +20,7 @@ from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_upcycle.float_model import float_config
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_test_support.ranks import on_ranks
 
 CONFIG = """
 name: phases

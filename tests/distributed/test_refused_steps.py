@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.world import SingleProcess, World
+from arb_test_support.ranks import on_ranks
 
 CONFIG = """
 name: refused

@@ -18,7 +18,7 @@ import pytest
 from attrs import frozen
 
 from arb_ternary.cli.main import main
-from arb_ternary_testing.file_faults import ERRORS, FileFaults
+from arb_test_support.file_faults import ERRORS, FileFaults
 
 CONFIG = """
 name: tiny

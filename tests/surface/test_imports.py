@@ -24,6 +24,9 @@ INSTALLED = {**packages_distributions(), "tvm": ["tilelang"]}
 #: Optional peers: code checks whether they are installed, and measures them if so.
 PEERS = {"gemlite", "gguf", "llama_cpp"}
 
+#: Helpers of the tests of several distributions.
+SUPPORT = ROOT / "tests/support/arb_test_support"
+
 #: Modules that a test adds to ``sys.modules``.
 MADE_BY_TESTS = {
     "arb_config_test_components",
@@ -47,10 +50,18 @@ def imports(folder: Path) -> Iterator[tuple[Path, str]]:
     for file in sorted(folder.rglob("*.py")):
         if "templates" in file.parts:
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                yield from ((file, alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        yield from imports_of(file)
+
+
+def imports_of(file: Path) -> Iterator[tuple[Path, str]]:
+    """Yield every module that a file imports, itself or through a helper of tests."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((file, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            if (node.module or "").startswith(f"{SUPPORT.name}."):
+                yield from imports_of(SUPPORT / f"{str(node.module).partition('.')[2]}.py")
+            else:
                 yield from ((file, f"{node.module}.{alias.name}") for alias in node.names)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch._dynamo  # torch's optimizers import it: here once, and not on every rank  # noqa: F401
 
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.world import World
+from arb_test_support.ranks import on_ranks
 
 TINY = """
 data: {{name: text, path: {text}, tokenizer: characters}}

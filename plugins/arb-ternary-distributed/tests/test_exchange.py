@@ -18,12 +18,12 @@ from arb_ternary_distributed.shards import shard_rows
 from arb_ternary_distributed.step_votes import StepVotes
 from arb_ternary_distributed.sums import OrderedSums
 from arb_ternary_distributed.wire.rows import row_bounds
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_votes.config import MomentumVotesConfig
 from arb_ternary_votes.momentum_votes import MomentumVotes
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes
+from arb_test_support.ranks import on_ranks
 
 MICROBATCHES = 5
 STEPS = 4

@@ -10,8 +10,8 @@ from torch import nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_distributed.optimizer_state import shard_moments
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.world import SingleProcess, World
+from arb_test_support.ranks import on_ranks
 
 STEPS = 7
 TWO: Any = SingleProcess(size=2)

@@ -15,7 +15,7 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_distributed.checks import has_microbatches
 from arb_ternary_distributed.process_group import ProcessGroup
 from arb_ternary_distributed.shards import shard_rows
-from arb_ternary_testing.ranks import on_ranks
+from arb_test_support.ranks import on_ranks
 
 SIZE = 3
 

@@ -21,8 +21,8 @@ from arb_ternary_distributed.round_votes import RoundVotes, RowSums
 from arb_ternary_distributed.sharded_weights import ShardedWeights
 from arb_ternary_distributed.shards import shard_rows
 from arb_ternary_distributed.wire.rows import row_bounds
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.world import SingleProcess, World
+from arb_test_support.ranks import on_ranks
 
 WIDTH = 32
 BLOCKS = 5

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from arb_ternary.errors import ArbError, CheckpointError
 from arb_ternary_distributed import saving
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.checkpoint import model_entries, no_fault, read_checkpoint
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
@@ -23,6 +22,7 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.run_state import Checkpointer
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.world import SingleProcess, World
+from arb_test_support.ranks import on_ranks
 
 CONFIG = """
 name: saving

@@ -22,13 +22,13 @@ from arb_ternary_distributed.process_group import ProcessGroup
 from arb_ternary_distributed.sharded_weights import ShardedWeights
 from arb_ternary_distributed.shards import gather_rows, shard_rows
 from arb_ternary_distributed.sums import OrderedSums
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.audit import audit
 from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_votes.scaled_votes import ScaledVotes
+from arb_test_support.ranks import on_ranks
 
 MICROBATCHES = 3
 STEPS = 12

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from arb_ternary_distributed.sums import AllReduceSums, OrderedSums
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.world import World
+from arb_test_support.ranks import on_ranks
 
 SHAPES = [(5, 7), (), (0, 3), (1,), (33,), (2, 3, 4)]
 DTYPES = [torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float32]

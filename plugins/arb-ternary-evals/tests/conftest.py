@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from arb_ternary_testing.language_tasks import (
-    byte_tokenizer,
-    go_offline,
-    write_choice_task,
-    write_task,
-)
 from arb_ternary_text.data.special_tokens import SpecialTokens
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_test_support.byte_tokenizer import byte_tokenizer
+from arb_test_support.language_tasks import (
+    go_offline,
+    write_choice_task,
+    write_task,
+)
 
 BOS, EOS = 256, 257
 CONTEXT = 48

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from arb_ternary_testing.language_tasks import byte_tokenizer
 from arb_ternary_text.data.special_tokens import SpecialTokens
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_test_support.byte_tokenizer import byte_tokenizer
 
 BOS, EOS = 256, 257
 TEMPLATE = (

@@ -12,9 +12,9 @@ import pytest
 
 from arb_ternary import hookimpl
 from arb_ternary.errors import ConfigError
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_track.delivery import Delivery
 from arb_ternary_track.points import Point, TrackedRun
+from arb_test_support.ranks import on_ranks
 
 
 class Killed(BaseException):

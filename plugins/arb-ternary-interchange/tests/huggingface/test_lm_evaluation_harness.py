@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from arb_ternary_testing.language_tasks import (
-    byte_tokenizer,
+from arb_ternary_text.data.special_tokens import SpecialTokens
+from arb_ternary_text.models.decoder import Decoder
+from arb_test_support.byte_tokenizer import byte_tokenizer
+from arb_test_support.language_tasks import (
     go_offline,
     write_choice_task,
     write_task,
 )
-from arb_ternary_text.data.special_tokens import SpecialTokens
-from arb_ternary_text.models.decoder import Decoder
 
 Make = Callable[..., Decoder]
 Export = Callable[..., Path]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arb_ternary_testing.file_faults import FileFaults
+from arb_test_support.file_faults import FileFaults
 
 
 def work(folder: Path) -> None:
