@@ -13,12 +13,12 @@ from attrs import evolve
 
 import arb_ternary
 from arb_ternary.errors import DataError, EnvironmentProblem, UsageProblem
-from arb_ternary_testing.language_tasks import go_offline, write_task
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
 from arb_ternary_upcycle.verification.answers import EvalCheck
 from arb_ternary_upcycle.verification.config import EvalConfig
+from arb_test_support.language_tasks import go_offline, write_task
 
 Run = Callable[..., Any]
 
