@@ -35,8 +35,7 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.step import Diverged
-from arb_ternary_upcycle.float_model import float_config
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_upcycle.float_model import float_config, neutral_tensors, write_float_model
 from arb_test_support.kinds_of_data import TEXT, KindOfData, kind_of_masking, kind_of_model
 
 FLOATS: Final = ["embedding", "head", "norms", "linears"]
@@ -463,17 +462,7 @@ def write_teacher(folder: Path) -> None:
     """
     torch.manual_seed(1)
     model = Decoder(float_config(DecoderConfig(architecture="llama", **TEACHER)), 256)
-    writer = FloatModelWriter(folder, model.config, model.vocabulary_size, {"kind": "bytes"})
-
-    def neutral(part: torch.nn.Module) -> dict[str, torch.Tensor]:
-        return {key.removesuffix(".weight"): value for key, value in part.state_dict().items()}
-
-    for number, block in enumerate(model.blocks):
-        writer.write_block(number, neutral(block))
-    writer.write_ends(
-        {key: value for key, value in neutral(model).items() if not key.startswith("blocks.")}
-    )
-    writer.finish()
+    write_float_model(folder, model.config, 256, {"kind": "bytes"}, [neutral_tensors(model)])
 
 
 @pytest.fixture(autouse=True)

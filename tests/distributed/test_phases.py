@@ -18,8 +18,7 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.world import SingleProcess, World
-from arb_ternary_upcycle.float_model import float_config
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_upcycle.float_model import float_config, neutral_tensors, write_float_model
 from arb_test_support.ranks import on_ranks
 
 CONFIG = """
@@ -55,17 +54,8 @@ def make_runs(folder: Path) -> None:
     torch.manual_seed(0)
     sizes: Any = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 32, "max_length": 16}
     model = Decoder(float_config(DecoderConfig(architecture="llama", **sizes)), 256)
-    writer = FloatModelWriter(folder / "teacher", model.config, 256, {"kind": "bytes"})
-    for number, block in enumerate(model.blocks):
-        writer.write_block(
-            number,
-            {key.removesuffix(".weight"): value for key, value in block.state_dict().items()},
-        )
-    ends = {key.removesuffix(".weight"): value for key, value in model.state_dict().items()}
-    writer.write_ends(
-        {name: value for name, value in ends.items() if not name.startswith("blocks.")}
-    )
-    writer.finish()
+    tensors = [neutral_tensors(model)]
+    write_float_model(folder / "teacher", model.config, 256, {"kind": "bytes"}, tensors)
     for name, phase in PHASES.items():
         text = CONFIG.format(
             text=folder / "text.txt", phases=phase.replace("TEACHER", str(folder / "teacher"))

@@ -37,8 +37,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("harmful")]
 @pytest.fixture
 def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Overrides for a run of ``blockwise`` in which the configured strategy always wins."""
-    from arb_ternary_upcycle.float_model import float_config
-    from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+    from arb_ternary_upcycle.float_model import (
+        float_config,
+        neutral_tensors,
+        write_float_model,
+    )
 
     monkeypatch.setattr(
         branches, "_is_better", lambda branch, *_: branch.trial.name == "configured"
@@ -46,15 +49,8 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     torch.manual_seed(0)
     config = DecoderConfig(architecture="llama", width=16, layers=2, heads=2, max_length=16)
     teacher = Decoder(float_config(config), 256)
-    writer = FloatModelWriter(tmp_path / "teacher", teacher.config, 256, {"kind": "bytes"})
-    for number, block in enumerate(teacher.blocks):
-        names = {key.removesuffix(".weight"): value for key, value in block.state_dict().items()}
-        writer.write_block(number, names)
-    names = {key.removesuffix(".weight"): value for key, value in teacher.state_dict().items()}
-    writer.write_ends(
-        {name: value for name, value in names.items() if not name.startswith("blocks.")}
-    )
-    writer.finish()
+    tensors = [neutral_tensors(teacher)]
+    write_float_model(tmp_path / "teacher", teacher.config, 256, {"kind": "bytes"}, tensors)
     return [
         f"data={{name: text, path: {tmp_path}/text.txt, tokenizer: bytes}}",
         MODEL % ", float_parts: [norms]",

@@ -17,8 +17,12 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import structure_run
-from arb_ternary_upcycle.float_model import FloatModel, float_config, neutral_tensors
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_upcycle.float_model import (
+    FloatModel,
+    float_config,
+    neutral_tensors,
+    write_float_model,
+)
 
 #: Options of a small student that a teacher of ``small`` fits.
 STUDENT: dict[str, Any] = {
@@ -41,19 +45,15 @@ def small() -> DecoderConfig:
 
 
 def _write_stage(path: Path, model: Decoder, **options: Any) -> FloatModel:
-    writer = FloatModelWriter(
-        path, model.config, model.vocabulary_size, {"kind": "bytes"}, **options
+    tensors = [neutral_tensors(model)]
+    return write_float_model(
+        path, model.config, model.vocabulary_size, {"kind": "bytes"}, tensors, **options
     )
-    for number, block in enumerate(model.blocks):
-        writer.write_block(number, neutral_tensors(block))
-    tensors = neutral_tensors(model)
-    writer.write_ends({name: tensors[name] for name in ("embedding", "final_norm", "head")})
-    return writer.finish()
 
 
 @pytest.fixture(scope="session")
 def write_stage() -> Callable[..., FloatModel]:
-    """Write a float decoder into a stage folder, with options of ``FloatModelWriter``."""
+    """Write a float decoder into a stage folder, with options of ``write_float_model``."""
     return _write_stage
 
 

@@ -63,8 +63,8 @@ def test_logits_equal_transformers(
 
     with torch.no_grad():
         expected = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()(TOKENS).logits
-        teacher = FloatModel.open(tmp_path / "run/stages/teacher").decoder()(TOKENS)
-        prepared = FloatModel.open(tmp_path / "run/stages/prepared")
+        teacher = FloatModel(tmp_path / "run/stages/teacher").decoder()(TOKENS)
+        prepared = FloatModel(tmp_path / "run/stages/prepared")
         found = prepared.decoder()(TOKENS)
     scale = float(expected.abs().max())
     assert float((teacher - expected).abs().max()) < 1e-4 * max(1, scale)
@@ -78,7 +78,7 @@ def test_logits_equal_transformers(
     ]
     assert all(bool((gain == 1).all()) for gain in gains)
     assert "head" in weights
-    before = FloatModel.open(tmp_path / "run/stages/teacher").weights()
+    before = FloatModel(tmp_path / "run/stages/teacher").weights()
     assert not torch.allclose(
         before["blocks.0.attention.value"], weights["blocks.0.attention.value"], atol=1e-2
     )
@@ -97,7 +97,7 @@ def test_each_change_of_basis_keeps_the_function(llama: Path, choice: str) -> No
     before = {name: value.clone() for name, value in teacher._weights()}
     after = {
         f"blocks.{n}.{key}": v
-        for n, block in teacher.blocks()
+        for n, block in enumerate(teacher.blocks())
         for key, v in basis.block(n, block).items()
     }
     after |= basis.ends(teacher.ends())

@@ -74,18 +74,20 @@ def test_sigkill_in_every_stage_phase(
     config.write_text(dump_yaml(to_plain(run_config(*phases, **options))))
     whole = start(config, tmp_path / "whole")
     assert whole.wait() == 0, (tmp_path / "errors.txt").read_text()
-    for stage in ("teacher", "prepared", "surgery", "projection"):
+    halves = dict.fromkeys(("teacher", "prepared", "surgery"), ".model.safetensors.writing")
+    halves["projection"] = "block-00003.safetensors"
+    for stage, half in halves.items():
         process = start(config, tmp_path / "cut")
         try:
-            awaited = tmp_path / "cut/stages" / stage / "block-00003.safetensors"
-            while not awaited.is_file():
+            file = tmp_path / "cut/stages" / stage / half
+            while not file.is_file():
                 assert process.poll() is None, (tmp_path / "errors.txt").read_text()
                 time.sleep(0.001)
             os.kill(process.pid, signal.SIGKILL)
         finally:
             process.wait()
         assert process.returncode == -signal.SIGKILL
-        assert not (tmp_path / "cut/stages" / stage / "model.json").exists()
+        assert not (tmp_path / "cut/stages" / stage / "model.safetensors").exists()
     last = start(config, tmp_path / "cut")
     assert last.wait() == 0, (tmp_path / "errors.txt").read_text()
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")

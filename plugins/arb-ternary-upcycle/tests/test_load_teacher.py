@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
 from arb_ternary_interchange.export import export_model
+from arb_ternary_interchange.safetensors.exporter import write_export
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_upcycle.float_model import FloatModel
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_upcycle.float_model import FloatModel, write_float_model
 from arb_ternary_upcycle.stages import find_stage
 from arb_ternary_upcycle.teacher import read_teacher
 
@@ -49,7 +49,7 @@ def float_run(tmp_path: Path, run_config: Callable[..., Any]) -> Path:
 
 def test_run_is_a_teacher(tmp_path: Path, run_config: Callable[..., Any], float_run: Path) -> None:
     report = train(run_config(load(float_run, max_nll=9.0)), RunRequest(directory=tmp_path / "run"))
-    stage = FloatModel.open(tmp_path / "run/stages/teacher")
+    stage = FloatModel(tmp_path / "run/stages/teacher")
     model = load_run(float_run).model
     with torch.no_grad():
         assert torch.allclose(stage.decoder()(TOKENS), model(TOKENS), atol=1e-6)
@@ -75,12 +75,15 @@ def test_scaled_ternary_run_is_a_teacher(tmp_path: Path, run_config: Callable[..
     phase = {"name": "standard", "steps": 1, "batch_size": 2, "block_size": 16, "eval_every": 0}
     train(run_config(phase, **options), RunRequest(directory=tmp_path / "ternary"))
     teacher = read_teacher(str(tmp_path / "ternary"), "float32")
-    stage = FloatModelWriter(tmp_path / "stage", teacher.config, 256, None)
-    for number, tensors in teacher.blocks():
-        stage.write_block(number, tensors)
-    stage.write_ends(teacher.ends())
+    inside = [
+        {f"blocks.{number}.{name}": value for name, value in tensors.items()}
+        for number, tensors in enumerate(teacher.blocks())
+    ]
+    stage = write_float_model(
+        tmp_path / "stage", teacher.config, 256, None, [*inside, teacher.ends()]
+    )
     with torch.no_grad():
-        assert torch.allclose(stage.finish().decoder()(TOKENS), teacher.model(TOKENS), atol=1e-5)
+        assert torch.allclose(stage.decoder()(TOKENS), teacher.model(TOKENS), atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "options"), [("gguf", ["type=f32"]), ("safetensors", [])])
@@ -103,7 +106,7 @@ def test_bfloat16_rounds_each_weight_once(
 ) -> None:
     config = run_config(load(llama, dtype="bfloat16", probe_tokens=0))
     train(config, RunRequest(directory=tmp_path / "run"))
-    found = FloatModel.open(tmp_path / "run/stages/teacher").weights()
+    found = FloatModel(tmp_path / "run/stages/teacher").weights()
     for name, value in exported_weights(read_teacher(str(llama), "float32").model):
         assert not isinstance(value, TernaryWeight)
         assert torch.equal(found[name], value.bfloat16().float()), name
@@ -185,60 +188,36 @@ class Killed(BaseException):
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(folder.iterdir())
-        if file.suffix != ".writing"
-    }
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize(
-    ("stage", "place"),
-    [
-        ("teacher", "write_block"),
-        ("teacher", "finish"),
-        ("prepared", "write_block"),
-        ("prepared", "write_ends"),
-    ],
-)
+@pytest.mark.parametrize("stage", ["teacher", "prepared"])
 def test_killed_stage_phase_ends_with_the_same_bytes(
     tmp_path: Path,
     run_config: Callable[..., Any],
     llama: Path,
     monkeypatch: pytest.MonkeyPatch,
     stage: str,
-    place: str,
 ) -> None:
     config = run_config(load(llama, max_nll=99.0), "fold_rotate")
     train(config, RunRequest(directory=tmp_path / "whole"))
-    real = getattr(FloatModelWriter, place)
-    calls = []
 
-    def kill(self: FloatModelWriter, *arguments: Any) -> Any:
-        if self.path.name == stage:
-            calls.append(arguments)
-            if len(calls) == (2 if place == "write_block" else 1):
-                if place != "finish":
-                    (self.path / ".ends.safetensors.writing").write_bytes(b"half a file")
-                raise Killed
-        return real(self, *arguments)
+    def kill(file: Path, tensors: Any, metadata: Any) -> Any:
+        if file.parent.name != stage:
+            return write_export(file, tensors, metadata)
+        next(iter(tensors.parts()))
+        file.parent.mkdir(parents=True)
+        file.with_name(f".{file.name}.writing").write_bytes(b"half a file")
+        raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(FloatModelWriter, place, kill)
+        patch.setattr("arb_ternary_upcycle.float_model.write_export", kill)
         with pytest.raises(Killed):
             train(config, RunRequest(directory=tmp_path / "cut"))
-    written = {
-        file.name: file.stat().st_mtime_ns
-        for file in (tmp_path / f"cut/stages/{stage}").glob("block-*")
-    }
-    assert written
     train(config, RunRequest(directory=tmp_path / "cut", resume="auto"))
     for name in ("teacher", "prepared"):
-        assert files_of(tmp_path / "cut/stages" / name) == files_of(
-            tmp_path / "whole/stages" / name
-        )
-    for name, time in written.items():  # what was there is not made again
-        assert (tmp_path / f"cut/stages/{stage}" / name).stat().st_mtime_ns == time
+        stages = tmp_path / "cut/stages", tmp_path / "whole/stages"
+        assert files_of(stages[0] / name) == files_of(stages[1] / name)
     for name in ("metrics.jsonl", "result.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,15 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ComponentError, DataError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_upcycle.calibration import calibration_tokens
-from arb_ternary_upcycle.float_model import FloatModel, float_config, neutral_tensors
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_upcycle.float_model import (
+    FloatModel,
+    float_config,
+    neutral_tensors,
+    write_float_model,
+)
 from arb_ternary_upcycle.stages import find_stage
+from arb_ternary_upcycle.teacher import read_teacher
 
 
 @pytest.fixture
@@ -33,7 +41,7 @@ def test_block_by_block_equals_the_decoder(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     write_stage(tmp_path / "stage", model)
-    stored = FloatModel.open(tmp_path / "stage")
+    stored = FloatModel(tmp_path / "stage")
     for _ in range(2):
         x = stored.embed(TOKENS)
         for number in range(2):
@@ -68,38 +76,63 @@ def test_bfloat16_stage_is_nearest_to_each_weight(
     assert files < 2.2 * sum(value.numel() for value in wide.values())
 
 
-def test_killed_writer_continues_with_the_same_plan(
+def test_equal_stage_is_not_written_again(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     whole = write_stage(tmp_path / "whole", model, origin={"seed": 1})
-    plan: Any = (model.config, 256, {"kind": "bytes"})
-    writer = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1})
-    writer.write_block(1, neutral_tensors(model.blocks[1]))
-    (tmp_path / "cut" / ".block-00000.safetensors.writing").write_bytes(b"half")
-    with pytest.raises(DataError, match="no complete float model"):
-        FloatModel.open(tmp_path / "cut")
-    again = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1})
-    assert again.written_blocks() == {1}
-    with pytest.raises(ComponentError, match="not written yet"):
-        again.finish()
-    again.write_block(0, neutral_tensors(model.blocks[0]))
-    again.write_ends(
-        {name: v for name, v in neutral_tensors(model).items() if not name.startswith("blocks.")}
-    )
-    assert again.finish().digest == whole.digest
-    assert FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1}).finished
-    other = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 2})
-    assert not other.written_blocks()
-    assert not other.finished
+    file = tmp_path / "whole" / "model.safetensors"
+    before = file.stat().st_mtime_ns
+    assert write_stage(tmp_path / "whole", model, origin={"seed": 1}).digest == whole.digest
+    assert file.stat().st_mtime_ns == before
+    assert write_stage(tmp_path / "whole", model, origin={"seed": 2}).digest != whole.digest
 
 
-def test_wrong_tensors_are_refused(
+def test_stage_is_an_export_that_can_be_imported(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
-    writer = FloatModelWriter(tmp_path / "stage", model.config, 256, None)
-    wrong = {**neutral_tensors(model.blocks[0]), "attention.key": torch.zeros(3, 3)}
-    with pytest.raises(ComponentError, match=r"not as in the decoder: attention\.key"):
-        writer.write_block(0, wrong)
+    stage = write_stage(tmp_path / "stage", model, dtype="bfloat16")
+    teacher = read_teacher(str(tmp_path / "stage" / "model.safetensors"), "float32")
+    with torch.no_grad():
+        assert torch.equal(teacher.model(TOKENS), stage.decoder()(TOKENS))
+
+
+def test_stage_of_version_0_1_is_read(
+    tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
+) -> None:
+    new = write_stage(tmp_path / "new", model)
+    old = tmp_path / "old"
+    old.mkdir()
+    ends = {name: v for name, v in neutral_tensors(model).items() if not name.startswith("blocks.")}
+    save_file(ends, old / "ends.safetensors")
+    for number, block in enumerate(model.blocks):
+        save_file(neutral_tensors(block), old / f"block-{number:05d}.safetensors")
+    content = {
+        "format": "arb-ternary-float-model",
+        "version": 1,
+        "decoder": to_plain(model.config),
+        "vocabulary_size": 256,
+        "tokenizer": {"kind": "bytes"},
+        "dtype": "float32",
+        "digest": "ab",
+    }
+    (old / "model.json").write_text(json.dumps(content))
+    context: Any = SimpleNamespace(directory=tmp_path)
+    found = find_stage(context, old, ("teacher",))
+    assert (found.digest, found.tokenizer, found.dtype) == ("ab", new.tokenizer, "float32")
+    with torch.no_grad():
+        assert torch.equal(found.decoder()(TOKENS), model(TOKENS))
+    assert found.block_weights(1).keys() == new.block_weights(1).keys()
+
+
+def test_wrong_tensors_are_refused(tmp_path: Path, model: Decoder) -> None:
+    tensors = {**neutral_tensors(model), "blocks.0.attention.key": torch.zeros(3, 3)}
+    with pytest.raises(ComponentError, match=r"blocks\.0\.attention\.key\.weight: .* announced"):
+        write_float_model(tmp_path / "stage", model.config, 256, None, [tensors])
+    del tensors["blocks.0.attention.key"]
+    with pytest.raises(ComponentError, match=r"not written: blocks\.0\.attention\.key"):
+        write_float_model(tmp_path / "stage", model.config, 256, None, [tensors])
+    with pytest.raises(DataError, match="no complete float model"):
+        FloatModel(tmp_path / "stage")
 
 
 def test_find_stage_searches_earlier_runs(
@@ -127,7 +160,7 @@ def test_find_stage_searches_earlier_runs(
     assert find_stage(context, first, ("teacher", "prepared", "surgery")).path.name == "prepared"
     folder = first / "stages" / "teacher"
     assert find_stage(context, folder, ("surgery",)).path == folder
-    (folder / "model.json").unlink()
+    (folder / "model.safetensors").unlink()
     with pytest.raises(DataError) as caught:
         find_stage(context, None, ("teacher",))
     assert "`load_teacher`" in caught.value.hint

@@ -16,11 +16,11 @@ import torch
 from attrs import evolve
 
 from arb_ternary.errors import ConfigError
+from arb_ternary_interchange.safetensors.exporter import write_export
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_upcycle.float_model import FloatModel
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.surgery.blocks import Split, split_block
 from arb_ternary_upcycle.surgery.factors import factorise, second_moment_root
 from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments
@@ -76,7 +76,7 @@ def test_all_planes_kept_gives_transformers_logits(
     train(run_config(*phases, **options), RunRequest(directory=tmp_path / "run"))
     import transformers
 
-    model = FloatModel.open(tmp_path / "run/stages/surgery").decoder()
+    model = FloatModel(tmp_path / "run/stages/surgery").decoder()
     with torch.no_grad():
         expected = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()(TOKENS).logits
         assert float((model(TOKENS) - expected).abs().max()) < 1e-4 * float(expected.abs().max())
@@ -152,7 +152,7 @@ def test_fewer_features_give_larger_errors(
             )
             stages = tmp_path / name / "stages"
             teacher, student = (
-                FloatModel.open(stages / stage).decoder() for stage in ("teacher", "surgery")
+                FloatModel(stages / stage).decoder() for stage in ("teacher", "surgery")
             )
             errors[name] = float((teacher(TOKENS) - student(TOKENS)).square().mean())
     assert errors["wide"] < errors["narrow"] < errors["random"]
@@ -300,9 +300,7 @@ def test_random_policies_copy_the_rest(
     report = train(
         run_config(load(llama), phase, **options), RunRequest(directory=tmp_path / "run")
     )
-    teacher, made = (
-        FloatModel.open(tmp_path / "run/stages" / name) for name in ("teacher", "surgery")
-    )
+    teacher, made = (FloatModel(tmp_path / "run/stages" / name) for name in ("teacher", "surgery"))
     before = teacher.block_weights(1)
     after = made.block_weights(1)
     same = {name for name in before if name in after and torch.equal(before[name], after[name])}
@@ -368,20 +366,18 @@ def test_killed_surgery_ends_with_the_same_bytes(
     )
     config = run_config(load(llama), phase, **decoupled(2, 4))
     train(config, RunRequest(directory=tmp_path / "whole"))
-    real = FloatModelWriter.write_block
 
-    def kill(self: FloatModelWriter, number: int, tensors: Any) -> None:
-        if self.path.name == "surgery" and number == 1:
-            raise Killed
-        real(self, number, tensors)
+    def kill(file: Path, tensors: Any, metadata: Any) -> Any:
+        if file.parent.name != "surgery":
+            return write_export(file, tensors, metadata)
+        next(iter(tensors.parts()))
+        raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(FloatModelWriter, "write_block", kill)
+        patch.setattr("arb_ternary_upcycle.float_model.write_export", kill)
         with pytest.raises(Killed):
             train(config, RunRequest(directory=tmp_path / "cut"))
-    first = (tmp_path / "cut/stages/surgery/block-00000.safetensors").stat().st_mtime_ns
     train(config, RunRequest(directory=tmp_path / "cut", resume="auto"))
-    assert (tmp_path / "cut/stages/surgery/block-00000.safetensors").stat().st_mtime_ns == first
     cut, whole = (tmp_path / name / "stages/surgery" for name in ("cut", "whole"))
     assert {file.name for file in cut.iterdir()} == {file.name for file in whole.iterdir()}
     assert all((cut / file.name).read_bytes() == file.read_bytes() for file in whole.iterdir())

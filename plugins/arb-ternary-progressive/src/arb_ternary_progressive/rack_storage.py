@@ -11,11 +11,11 @@ from typing import Any, Final
 import attrs
 
 from arb_ternary.errors import CheckpointError, DataError
-from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
+from arb_ternary_interchange.safetensors.exporter import write_export
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_train.checkpoint_format import VerifiedTensors, tensor_digest
 from arb_ternary_train.identity import differences
-from arb_ternary_train.model_state import load_state
+from arb_ternary_train.model_state import ModelState, load_state
 from arb_ternary_train.safetensors_file import SafetensorsFile
 
 FORMAT: Final = "arb-ternary-rack"
@@ -38,7 +38,7 @@ def write_rack(rack: Rack, path: Path) -> None:
         "structure": rack.structure(),
         "digests": {name: tensor_digest(tensor) for name, tensor in rack.state_dict().items()},
     }
-    SafetensorsExporter().export(rack, path, header)
+    write_export(path, ModelState(rack), header)
 
 
 def load_rack(rack: Rack, path: Path) -> None:

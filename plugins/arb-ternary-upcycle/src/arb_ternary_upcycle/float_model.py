@@ -1,27 +1,29 @@
 """A float decoder on disk, read block by block.
 
-* ``model.json``: options of the decoder, vocabulary, tokenizer, dtype, digest. It is written last,
-  so that a folder that has it is complete.
-* ``ends.safetensors``: ``embedding``, ``final_norm`` and, unless tied, ``head``.
-* ``block-00000.safetensors`` and so on: the tensors of a block.
+``model.safetensors`` in its folder is a file of the exporter ``safetensors``, which writes it whole
+or not at all. Here tensors go by the paths of the decoder's modules, as in
+``arb_ternary_interchange.decoder``: ``attention.query`` is the weight of that linear.
 
-Tensors go by the paths of the decoder's modules, as in ``arb_ternary_interchange.decoder``:
-``attention.query`` is the weight of that linear. Shapes: ``B`` sequences, ``S`` positions, ``D``
-width, ``V`` vocabulary.
+Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from arb_ternary.errors import ArbError, DataError
+from arb_ternary.config.fields import to_plain
+from arb_ternary.errors import ComponentError, DataError
+from arb_ternary_interchange.safetensors.exporter import write_export
 from arb_ternary_text.models.attention import make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
@@ -38,15 +40,15 @@ DTYPES: Final[Mapping[FloatDtype, torch.dtype]] = {
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
-FORMAT: Final = "arb-ternary-float-model"
-VERSION: Final = 1
-MODEL_FILE: Final = "model.json"
-ENDS_FILE: Final = "ends.safetensors"
+#: The file of a float model.
+MODEL_FILE: Final = "model.safetensors"
+#: Version 0.1 described a model here, and gave each block a file of its own.
+_OLD_FILE: Final = "model.json"
 
 
-def block_file(number: int) -> str:
-    """Return the name of a block's file."""
-    return f"block-{number:05d}.safetensors"
+def is_float_model(path: Path) -> bool:
+    """Return whether the folder ``path`` has a complete float model."""
+    return (path / MODEL_FILE).is_file() or (path / _OLD_FILE).is_file()
 
 
 def float_config(config: DecoderConfig) -> DecoderConfig:
@@ -83,12 +85,6 @@ def block_outline(config: DecoderConfig) -> dict[str, Tensor]:
         return neutral_tensors(Block(config))
 
 
-def ends_outline(config: DecoderConfig, vocabulary_size: int) -> dict[str, Tensor]:
-    """Return the tensors outside the blocks by name, on the device ``meta``."""
-    with torch.device("meta"):
-        return neutral_tensors(Decoder(config, vocabulary_size, blocks=nn.ModuleList()))
-
-
 def neutral_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a float decoder, or of a part of it, by the names used in the files."""
     return {_neutral(key): tensor for key, tensor in module.state_dict().items()}
@@ -105,41 +101,40 @@ class FloatModel:
         config: the decoder's options; all parts and the activations are float.
         vocabulary_size: ``V``.
         tokenizer: ``to_json`` of its tokenizer; None if it has none.
-        dtype: number format of the files.
-        digest: SHA-256 in hexadecimal of the whole model.
+        digest: SHA-256 in hexadecimal of what it is and was made from.
     """
 
-    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
-        self.path = path
-        self.config = DecoderConfig(**content["decoder"])
-        self.vocabulary_size: int = content["vocabulary_size"]
-        self.tokenizer: Mapping[str, Any] | None = content["tokenizer"]
-        self.dtype: FloatDtype = content["dtype"]
-        self.digest: str = content["digest"]
-        self._ends: dict[str, Tensor] | None = None
-
-    @classmethod
-    def open(cls, path: Path) -> FloatModel:
+    def __init__(self, path: Path) -> None:
         """Open the model in the folder ``path``.
 
         Raises:
-            DataError: there is none, it is not complete, or its description is damaged.
+            DataError: there is none, it is not complete, or it is damaged.
         """
-        file = path / MODEL_FILE
-        if not file.exists():
+        self.path = path
+        files = [SafetensorsFile(file) for file in sorted(path.glob("*.safetensors"))]
+        if (path / _OLD_FILE).is_file():
+            content = read_json(path / _OLD_FILE)
+            options = content["decoder"]
+            self.digest: str = content["digest"]
+        elif is_float_model(path):
+            content = json.loads(files[0].metadata["arb_ternary"])
+            options = {key: value for key, value in content["model"].items() if key != "name"}
+            self.digest = hashlib.sha256(files[0].metadata["arb_ternary"].encode()).hexdigest()
+        else:
             raise DataError(f"{path}: no complete float model: it has no {MODEL_FILE}")
-        try:
-            content = read_json(file)
-        except ArbError as error:
-            raise DataError(error.what) from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise DataError(f"{file}: not a {FORMAT}")
-        if content.get("version") != VERSION:
-            raise DataError(f"{file}: {FORMAT} of version {content.get('version')}, not {VERSION}")
-        try:
-            return cls(path, content)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{file}: damaged: {error}") from error
+        self.config = DecoderConfig(**options)
+        self.vocabulary_size: int = content["vocabulary_size"]
+        self.tokenizer: Mapping[str, Any] | None = content.get("tokenizer")
+        self._stored = {
+            _prefix(file) + _neutral(key): (file, key) for file in files for key in file
+        }
+        self._ends: dict[str, Tensor] | None = None
+
+    @property
+    def dtype(self) -> FloatDtype:
+        """Number format of the files."""
+        file, key = self._stored["embedding"]
+        return "bfloat16" if file.outline(key).dtype is torch.bfloat16 else "float32"
 
     # --- weights
 
@@ -153,16 +148,18 @@ class FloatModel:
             raise DataError(
                 f"{self.path}: there is no block {number}; there are {self.config.layers}"
             )
-        stored = SafetensorsFile(self.path / block_file(number))
-        return {name: _wide(value) for name, value in stored.items()}
+        return self._read(f"blocks.{number}.")
 
     def weights(self) -> dict[str, Tensor]:
         """Return all tensors of the model by name; float ones in float32."""
-        found = self.ends()
-        for number in range(self.config.layers):
-            for name, value in self.block_weights(number).items():
-                found[f"blocks.{number}.{name}"] = value
-        return found
+        return self._read("")
+
+    def _read(self, prefix: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(prefix): _wide(file[key])
+            for name, (file, key) in self._stored.items()
+            if name.startswith(prefix)
+        }
 
     def block(self, number: int) -> Block:
         """Return a block: float32, on the CPU, in evaluation mode, without gradients."""
@@ -217,8 +214,95 @@ class FloatModel:
 
     def _end_tensors(self) -> dict[str, Tensor]:
         if self._ends is None:
-            self._ends = dict(SafetensorsFile(self.path / ENDS_FILE))
+            self._ends = {
+                name: file[key]
+                for name, (file, key) in self._stored.items()
+                if not name.startswith("blocks.")
+            }
         return self._ends
+
+
+@frozen(eq=False)
+class _FloatTensors:
+    """Tensors by their names here, as ``TensorParts`` under the decoder's keys.
+
+    Attributes:
+        outline: the decoder's state dict.
+        made: all tensors, some at a time.
+    """
+
+    outline: Mapping[str, Tensor]
+    made: Iterable[Mapping[str, Tensor]]
+
+    def outlines(self) -> Iterable[tuple[str, Tensor]]:
+        return self.outline.items()
+
+    def parts(self) -> Iterator[Mapping[str, Tensor]]:
+        keys = {_neutral(key): key for key in self.outline}
+        for tensors in self.made:
+            yield {
+                keys[name]: value.to(self.outline[keys[name]].dtype)
+                for name, value in tensors.items()
+            }
+
+
+def write_float_model(
+    path: Path,
+    config: DecoderConfig,
+    vocabulary_size: int,
+    tokenizer: Mapping[str, Any] | None,
+    tensors: Iterable[Mapping[str, Tensor]],
+    *,
+    dtype: FloatDtype = "float32",
+    origin: Mapping[str, Any] | None = None,
+) -> FloatModel:
+    """Write a float decoder, unless the folder has one of the same arguments; open it.
+
+    Args:
+        path: the folder; it is created.
+        config: options of the decoder; see ``float_config``.
+        vocabulary_size: rows of the embedding.
+        tokenizer: ``to_json`` of the tokenizer, or None.
+        tensors: all tensors by name, some at a time; ``blocks.0.attention.query`` is the weight of
+            that linear.
+        dtype: number format of float tensors in the file.
+        origin: what decides the tensors, plain JSON.
+
+    Raises:
+        ComponentError: a tensor is missing, or its shape is not the decoder's.
+        ArbError: the file cannot be written.
+    """
+    metadata = {
+        "model": {"name": "decoder", **to_plain(config)},
+        "vocabulary_size": vocabulary_size,
+        "origin": {"dtype": dtype, **(origin or {})},
+    }
+    if tokenizer is not None:
+        metadata["tokenizer"] = dict(tokenizer)
+    file = path / MODEL_FILE
+    if file.is_file():
+        found = SafetensorsFile(file).metadata.get("arb_ternary")
+        if found == json.dumps(metadata, sort_keys=True):
+            return FloatModel(path)
+    if path.exists():
+        shutil.rmtree(path)
+    with torch.device("meta"):
+        outline = Decoder(config, vocabulary_size).state_dict()
+    for key, value in outline.items():
+        if value.is_floating_point():
+            outline[key] = value.to(DTYPES[dtype])
+    written = write_export(file, _FloatTensors(outline, tensors), metadata)
+    absent = sorted(outline.keys() - written.keys())
+    if absent:
+        file.unlink()
+        raise ComponentError(f"{file}: not written: {', '.join(absent[:3])}")
+    return FloatModel(path)
+
+
+def _prefix(file: SafetensorsFile) -> str:
+    """Return what stands before the names of a file; see ``_OLD_FILE``."""
+    number = file.path.stem.removeprefix("block-")
+    return f"blocks.{int(number)}." if number.isdigit() else ""
 
 
 def _filled(module: _Module, tensors: Mapping[str, Tensor]) -> _Module:

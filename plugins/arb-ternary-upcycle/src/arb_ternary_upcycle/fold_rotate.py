@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from arb_ternary_train.seeding import derived_generator
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import Basis, untied
 from arb_ternary_upcycle.rotation import random_rotation
 from arb_ternary_upcycle.stage_options import FoldRotateConfig
@@ -40,12 +36,12 @@ class FoldRotatePhase(StagePhase):
         basis = Basis(teacher.config, options.fold, residual, values_seed)
         config = untied(teacher.config) if options.fold else teacher.config
         check_student(context.model, config)
-        writer = FloatModelWriter(
-            stage_folder(context, "prepared"),
-            config,
-            teacher.vocabulary_size,
-            teacher.tokenizer,
-            teacher.dtype,
+        return Stage(
+            folder=stage_folder(context, "prepared"),
+            config=config,
+            vocabulary_size=teacher.vocabulary_size,
+            tokenizer=teacher.tokenizer,
+            dtype=teacher.dtype,
             origin={
                 "teacher": teacher.digest,
                 "fold": options.fold,
@@ -53,14 +49,12 @@ class FoldRotatePhase(StagePhase):
                 "rotate_values": options.rotate_values,
                 "seed": seed,
             },
+            blocks=lambda: (
+                basis.block(number, teacher.block_weights(number))
+                for number in range(config.layers)
+            ),
+            ends=lambda: basis.ends(teacher.ends()),
         )
-
-        def blocks(done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
-            for number in range(teacher.config.layers):
-                if number not in done:
-                    yield number, basis.block(number, teacher.block_weights(number))
-
-        return Stage(writer, lambda: basis.ends(teacher.ends()), blocks)
 
 
 def build(config: FoldRotateConfig) -> FoldRotatePhase:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.data.tokenizers import Tokenizer, from_json
@@ -15,7 +13,6 @@ from arb_ternary_train.capabilities import attachments, baselines
 from arb_ternary_train.directory import write_json
 from arb_ternary_upcycle.calibration import held_out_tokens
 from arb_ternary_upcycle.float_model import FloatModel
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.probe import probe_loss
 from arb_ternary_upcycle.stage_options import LoadTeacherConfig
 from arb_ternary_upcycle.stage_phase import Stage, StagePhase
@@ -49,21 +46,16 @@ class LoadTeacherPhase(StagePhase):
             context.note(f"{config.teacher}: {note}")
         check_student(context.model, teacher.config)
         _check_tokenizer(context, teacher, config.teacher)
-        writer = FloatModelWriter(
-            stage_folder(context, "teacher"),
-            teacher.config,
-            teacher.model.vocabulary_size,
-            teacher.tokenizer,
-            config.dtype,
-            origin=teacher.origin,
+        return Stage(
+            folder=stage_folder(context, "teacher"),
+            config=teacher.config,
+            vocabulary_size=teacher.model.vocabulary_size,
+            tokenizer=teacher.tokenizer,
+            dtype=config.dtype,
+            origin={"weights": teacher.digest()},
+            blocks=teacher.blocks,
+            ends=teacher.ends,
         )
-
-        def blocks(done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
-            for number, tensors in teacher.blocks():
-                if number not in done:
-                    yield number, tensors
-
-        return Stage(writer, teacher.ends, blocks)
 
     def judge(self, context: TrainingContext, model: FloatModel) -> Mapping[str, float]:
         """Return loss and perplexity on held-out text.

@@ -1,9 +1,10 @@
-"""Phases that make a stage block by block; a killed one continues with what is missing."""
+"""Phases that make a stage block by block."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -11,34 +12,39 @@ from torch import Tensor
 
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.runs import PhaseResult
-from arb_ternary_upcycle.float_model import FloatModel
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel, write_float_model
+from arb_ternary_upcycle.stage_options import FloatDtype
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 
-@frozen(eq=False)
+@frozen(eq=False, kw_only=True)
 class Stage:
     """A stage to be written.
 
     Attributes:
-        writer: writes it.
+        folder, config, vocabulary_size, tokenizer, dtype, origin: see ``write_float_model``.
+        blocks: yields the tensors of each block in order, by their names inside it.
         ends: returns embedding, final norm and head.
-        blocks: called with the numbers of the blocks that are on disk already (never all); yields
-            number and tensors of each other block, in order.
     """
 
-    writer: FloatModelWriter
+    folder: Path
+    config: DecoderConfig
+    vocabulary_size: int
+    tokenizer: Mapping[str, Any] | None
+    dtype: FloatDtype
+    origin: Mapping[str, Any]
+    blocks: Callable[[], Iterable[Mapping[str, Tensor]]]
     ends: Callable[[], Mapping[str, Tensor]]
-    blocks: Callable[[frozenset[int]], Iterator[tuple[int, Mapping[str, Tensor]]]]
 
 
 class StagePhase(ABC):
     """Writes a float model; the run's own model is not changed.
 
-    A resumed phase writes the blocks that are missing in the files of the stage. Its state is its
-    metrics, once it has them; then nothing is left to do.
+    A resumed phase writes its stage anew, unless that is complete. Its state is its metrics, once
+    it has them; then nothing is left to do.
     """
 
     name: str
@@ -57,38 +63,43 @@ class StagePhase(ABC):
         return {}
 
     def run(self, context: TrainingContext) -> PhaseResult:
-        """Write what is missing, then judge the whole; see ``Phase``."""
+        """Write the stage, then judge it; see ``Phase``."""
         if self._metrics is not None:
             return PhaseResult(steps=0, metrics=self._metrics)
-        writer = self._write(context)
+        model = self._write(context)
         try:
-            self._metrics = dict(self.judge(context, writer.finish()))
+            self._metrics = dict(self.judge(context, model))
         except ArbError:
-            writer.reopen()
+            (model.path / MODEL_FILE).unlink()
             raise
         context.mark_progress()
         context.save_checkpoint()
         return PhaseResult(steps=0, metrics=self._metrics)
 
-    def _write(self, context: TrainingContext) -> FloatModelWriter:
+    def _write(self, context: TrainingContext) -> FloatModel:
         """Write the stage. What it was made from is out of memory when this returns."""
         stage = self.prepare(context)
-        writer = stage.writer
-        layers = writer.config.layers
-        done = writer.written_blocks()
-        written = len(done)
         reporter = context.logbook.reporter
-        reporter.start(self.name, layers, written)
-        if written < layers:
-            for number, tensors in stage.blocks(done):
-                writer.write_block(number, tensors)
-                written += 1
-                reporter.step(written, {}, False)
+        reporter.start(self.name, stage.config.layers, 0)
+
+        def tensors() -> Iterator[Mapping[str, Tensor]]:
+            for number, block in enumerate(stage.blocks()):
+                yield {f"blocks.{number}.{name}": value for name, value in block.items()}
+                reporter.step(number + 1, {}, False)
                 context.stop_if_requested()
-        if not writer.wrote_ends:
-            writer.write_ends(stage.ends())
+            yield stage.ends()
+
+        model = write_float_model(
+            stage.folder,
+            stage.config,
+            stage.vocabulary_size,
+            stage.tokenizer,
+            tensors(),
+            dtype=stage.dtype,
+            origin=stage.origin,
+        )
         reporter.stop()
-        return writer
+        return model
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics, or None in their place before the phase has ended."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from arb_ternary.errors import DataError
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.model_state import run_of
-from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel
+from arb_ternary_upcycle.float_model import FloatModel, is_float_model
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -45,14 +45,14 @@ def find_stage(
         DataError: there is none; the message names the phase that makes it.
     """
     start = context.directory if option is None else Path(option)
-    if option is not None and (start / MODEL_FILE).is_file():
-        return FloatModel.open(start)
+    if option is not None and is_float_model(start):
+        return FloatModel(start)
     serving = [name for name in MADE_BY if name in names]
     for directory in lineage(start):
         for name in reversed(serving):
             folder = directory / "stages" / name
-            if (folder / MODEL_FILE).is_file():
-                return FloatModel.open(folder)
+            if is_float_model(folder):
+                return FloatModel(folder)
     makers = " or ".join(f"`{MADE_BY[name]}`" for name in serving)
     raise DataError(
         f"{start}: no complete stage {' or '.join(serving)} is here, nor in the run that it "

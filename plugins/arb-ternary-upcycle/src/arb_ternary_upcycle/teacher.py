@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ from torch import Tensor, nn
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.errors import ConfigError
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
-from arb_ternary_interchange.importing import filled_model, find_source
-from arb_ternary_interchange.inspection import is_run
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.checkpoint_format import tensor_digest
+from arb_ternary_train.model_source import read_source
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.seeding import preserved_global_rng
 from arb_ternary_upcycle.float_model import DTYPES, float_config
@@ -31,13 +33,11 @@ class PretrainedModel:
     Attributes:
         model: the decoder, in evaluation mode.
         tokenizer: ``to_json`` of its tokenizer; None if none came with it.
-        origin: what it was read from, plain JSON.
         notes: what could not be mapped or was rounded, one sentence each.
     """
 
     model: Decoder
     tokenizer: Mapping[str, Any] | None
-    origin: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
     @property
@@ -45,24 +45,22 @@ class PretrainedModel:
         """Options of the float decoder with its weights."""
         return float_config(self.model.config)
 
+    def digest(self) -> str:
+        """Return SHA-256 in hexadecimal of the weights."""
+        found = hashlib.sha256()
+        for name, value in self.model.state_dict().items():
+            found.update(f"{name} {tensor_digest(value)}".encode())
+        return found.hexdigest()
+
     def ends(self) -> dict[str, Tensor]:
         """Return embedding, final norm and head, float32."""
         return {name: value for name, value in self._weights() if not name.startswith("blocks.")}
 
-    def blocks(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Yield number and tensors of each block, by their names inside it, float32."""
-        tensors: dict[str, Tensor] = {}
-        current = 0
-        for name, value in self._weights():
-            if not name.startswith("blocks."):
-                continue
-            number, _, inner = name.removeprefix("blocks.").partition(".")
-            if int(number) != current:
-                yield current, tensors
-                tensors = {}
-                current = int(number)
-            tensors[inner] = value
-        yield current, tensors
+    def blocks(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the tensors of each block, by their names inside it, float32."""
+        inside = (each for each in self._weights() if each[0].startswith("blocks."))
+        for number, tensors in groupby(inside, lambda each: each[0].split(".")[1]):
+            yield {name.removeprefix(f"blocks.{number}."): value for name, value in tensors}
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, value in exported_weights(self.model):
@@ -80,27 +78,19 @@ def read_teacher(source: str, dtype: FloatDtype) -> PretrainedModel:
 
     Raises:
         ConfigError: it is not a decoder, or has parts that a float decoder does not have.
-        ArbError: see ``find_source``, ``Importer.load`` and ``load_run``.
+        ArbError: see ``read_source`` and ``load_run``.
     """
     with preserved_global_rng(torch.device("cpu")), torch.no_grad():
-        if "://" not in source and is_run(Path(source)):
-            run = load_run(Path(source), device="cpu")
-            tokenizer = run.directory.attachments().get("tokenizer")
-            origin = {"checkpoint": str(run.checkpoint.path)}
-            return PretrainedModel(_decoder(run.model, source), tokenizer, origin)
-        found = find_source(source)
-        imported = found.importer.load(found.path)
-        pure_float = set(imported.model.get("float_parts", ())) == set(FLOAT_PARTS)
-        made_in = DTYPES[dtype] if pure_float else torch.float32
-        backend = select(request_backend(device="cpu"))
-        with use_backend(backend.name), _default_dtype(made_in):
-            model = _decoder(filled_model(imported, found), source)
-        return PretrainedModel(
-            model,
-            imported.attachments.get("tokenizer"),
-            {"source": source, "importer": found.name},
-            imported.notes,
-        )
+        found = read_source(source)
+        if found.build is None:
+            model = load_run(Path(source), device="cpu").model
+        else:
+            pure_float = set(found.model.get("float_parts", ())) == set(FLOAT_PARTS)
+            made_in = DTYPES[dtype] if pure_float else torch.float32
+            backend = select(request_backend(device="cpu"))
+            with use_backend(backend.name), _default_dtype(made_in):
+                model = found.build()
+    return PretrainedModel(_decoder(model, source), found.attachments.get("tokenizer"), found.notes)
 
 
 def _decoder(model: nn.Module, source: str) -> Decoder:

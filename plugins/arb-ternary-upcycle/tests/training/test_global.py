@@ -94,7 +94,7 @@ def test_loss_in_blocks_equals_the_whole_loss(
 
 
 def test_bfloat16_teacher_takes_half_the_memory(tiny: Any) -> None:
-    model = FloatModel.open(tiny.folder / "teacher")
+    model = FloatModel(tiny.folder / "teacher")
     matrices = sum(
         each.weight.nbytes for each in model.block(0).modules() if isinstance(each, torch.nn.Linear)
     )

@@ -18,7 +18,15 @@ from arb_ternary_train.model_state import load_state
 from arb_ternary_train.safetensors_file import SafetensorsFile
 
 #: Keys of the metadata of an export, besides the attachments of the run.
-_FACTS: Final = ("name", "step", "model", "vocabulary_size", "versions", "structure")
+_FACTS: Final = (
+    "name",
+    "step",
+    "model",
+    "vocabulary_size",
+    "versions",
+    "structure",
+    "origin",
+)
 
 
 @frozen(eq=False)

@@ -14,7 +14,7 @@ from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import TiedHead
 from arb_ternary_upcycle.calibration import calibration_tokens, held_out_tokens
-from arb_ternary_upcycle.float_model import FloatModel, block_file
+from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.projection.config import ProjectionConfig
 from arb_ternary_upcycle.projection.filling import check_projectable, fill
 from arb_ternary_upcycle.projection.sequential import Plan, SequentialProjection
@@ -144,7 +144,7 @@ class ProjectionPhase:
         errors: list[dict[str, Any]] = []
         for number, block in enumerate(student.blocks):
             if number < done:
-                block.load_state_dict(store.tensors(block_file(number)))
+                block.load_state_dict(store.tensors(_block_file(number)))
                 found = store.json(_errors_file(number))["linears"]
             else:
                 found = self._block(number, block, projection)
@@ -175,7 +175,7 @@ class ProjectionPhase:
         fill(block, weights, rounded, residue=self.config.residue)
         # Sorted by key, as they are after a resumption, which reads them from the file.
         errors = [dict(sorted(error.to_json(name).items())) for error in found]
-        store.write_tensors(block_file(number), block.state_dict())
+        store.write_tensors(_block_file(number), block.state_dict())
         store.write_json(_errors_file(number), {"linears": errors})
         return errors
 
@@ -193,6 +193,10 @@ class ProjectionPhase:
         fill(student, {"head": weight}, {"head": rounded}, residue=self.config.residue)
         context.note(f"head: error {error.held_out:.4f} on held-out tokens")
         return [error.to_json()]
+
+
+def _block_file(number: int) -> str:
+    return f"block-{number:05d}.safetensors"
 
 
 def _errors_file(number: int) -> str:

@@ -18,7 +18,6 @@ from arb_ternary_text.models.rms_norm import rms_norm
 from arb_ternary_train.seeding import derive_seed, derived_generator
 from arb_ternary_upcycle.calibration import calibration_tokens, held_out_tokens
 from arb_ternary_upcycle.float_model import FloatModel, block_outline
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import without_preset
 from arb_ternary_upcycle.probe import probe_loss
 from arb_ternary_upcycle.stage_options import SurgeryConfig
@@ -64,12 +63,18 @@ class SurgeryPhase(StagePhase):
                 block_size=options.block_size,
                 seed=derive_seed(seed, "surgery"),
             ).to(context.device)
-        writer = FloatModelWriter(
-            stage_folder(context, "surgery"),
-            target,
-            source.vocabulary_size,
-            source.tokenizer,
-            source.dtype,
+
+        def blocks() -> Iterator[Mapping[str, Tensor]]:
+            if tokens is None:
+                return self._drawn(source, target, seed)
+            return self._fitted(source, target, tokens, seed)
+
+        return Stage(
+            folder=stage_folder(context, "surgery"),
+            config=target,
+            vocabulary_size=source.vocabulary_size,
+            tokenizer=source.tokenizer,
+            dtype=source.dtype,
             origin={
                 "source": source.digest,
                 "data": context.data.fingerprint(),
@@ -79,14 +84,9 @@ class SurgeryPhase(StagePhase):
                 "ridge": options.ridge,
                 "seed": seed,
             },
+            blocks=blocks,
+            ends=source.ends,
         )
-
-        def blocks(done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
-            if tokens is None:
-                return self._drawn(source, target, seed, done)
-            return self._fitted(source, target, tokens, seed, done)
-
-        return Stage(writer, source.ends, blocks)
 
     def judge(self, context: TrainingContext, model: FloatModel) -> Mapping[str, float]:
         """Return the losses of the teacher and of the stage on held-out text."""
@@ -106,38 +106,29 @@ class SurgeryPhase(StagePhase):
         }
 
     def _drawn(
-        self, source: FloatModel, target: DecoderConfig, seed: int, done: frozenset[int]
-    ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        self, source: FloatModel, target: DecoderConfig, seed: int
+    ) -> Iterator[Mapping[str, Tensor]]:
         """Yield blocks with queries and keys that are drawn at random."""
         fresh = self.config.policy == "fresh"
         for number in range(source.config.layers):
-            if number not in done:
-                generator = derived_generator(seed, "surgery", number)
-                drawn = drawn_parts(block_outline(target), generator, fresh=fresh)
-                made = {**copied(source.block_weights(number)), **drawn}
-                yield number, _completed(made, target)
+            generator = derived_generator(seed, "surgery", number)
+            drawn = drawn_parts(block_outline(target), generator, fresh=fresh)
+            yield _completed({**copied(source.block_weights(number)), **drawn}, target)
 
     def _fitted(
-        self,
-        source: FloatModel,
-        target: DecoderConfig,
-        tokens: Tensor,
-        seed: int,
-        done: frozenset[int],
-    ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        self, source: FloatModel, target: DecoderConfig, tokens: Tensor, seed: int
+    ) -> Iterator[Mapping[str, Tensor]]:
         """Yield blocks with the teacher's queries and keys in fewer features."""
         streams = [source.embed(sample[None]) for sample in tokens]
-        last = max(set(range(source.config.layers)) - done)
-        for number in range(last + 1):
-            if number not in done:
-                tensors = source.block_weights(number)
-                split = fitted_split(streams, tensors, source.config, target, self.config.ridge)
-                generator = derived_generator(seed, "surgery", number)
-                free = torch.randn(target.sem_dim or 0, target.width, generator=generator)
-                free = free / math.sqrt(target.width)
-                made = split_block(tensors, source.config, target, split, free)
-                yield number, _completed(made, target)
-            if number < last:
+        layers = source.config.layers
+        for number in range(layers):
+            tensors = source.block_weights(number)
+            split = fitted_split(streams, tensors, source.config, target, self.config.ridge)
+            generator = derived_generator(seed, "surgery", number)
+            free = torch.randn(target.sem_dim or 0, target.width, generator=generator)
+            free = free / math.sqrt(target.width)
+            yield _completed(split_block(tensors, source.config, target, split, free), target)
+            if number + 1 < layers:
                 block = source.block(number).to(tokens.device)
                 streams = [source.through(block, x_1SD) for x_1SD in streams]
 
