@@ -22,8 +22,8 @@ from arb_ternary.errors import ArbError
 from arb_ternary_interchange.huggingface.importer import HfImporter
 from arb_ternary_interchange.huggingface.json_file import read_object
 from arb_ternary_interchange.huggingface.model import HfModel
+from arb_ternary_interchange.huggingface.shards import INDEX_NAME, SINGLE_NAME, write_shards
 from arb_ternary_interchange.options import ImportConfig
-from arb_ternary_interchange.safetensors.shards import INDEX_NAME, SINGLE_NAME, write_shards
 from arb_ternary_text.data.byte_level import byte_level_bpe
 from arb_ternary_text.data.tokenizers import IdTokenizer, from_json
 from arb_ternary_text.models.config import DecoderConfig

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError
 from arb_ternary_interchange.huggingface.folder import WeightFiles
-from arb_ternary_interchange.safetensors.shards import write_shards
+from arb_ternary_interchange.huggingface.shards import write_shards
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.uint8).view(2, 3),

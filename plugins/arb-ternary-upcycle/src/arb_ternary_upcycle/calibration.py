@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from arb_ternary.errors import DataError
-from arb_ternary.protocols.data import BatchRequest, MaskContext, MaskedBatch
+from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedBatch
 from arb_ternary_train.evaluate import block_size_of
 from arb_ternary_train.seeding import derived_generator
 
@@ -63,14 +64,20 @@ def held_out_batches(
     They are spread evenly over the held-out text, and masked as in evaluations.
     """
     block_size = block_size_of(context.data, block_size)
+    samples = context.data.held_out(1, block_size, -(-tokens // block_size))
+    return [batch.to(context.device) for batch in masked_batches(context, samples, step=0)]
+
+
+def masked_batches(
+    context: TrainingContext, batches: Iterable[Batch], *, step: int
+) -> Iterator[MaskedBatch]:
+    """Yield held-out samples as an evaluation of the run after ``step`` steps masks them."""
     mask_context = MaskContext(
-        step=0, seed=context.seed, vocabulary_size=context.vocabulary_size, training=False
+        step=step, seed=context.seed, vocabulary_size=context.vocabulary_size, training=False
     )
-    batches = []
-    for index, batch in enumerate(context.data.held_out(1, block_size, -(-tokens // block_size))):
+    for index, batch in enumerate(batches):
         generator = derived_generator(context.seed, "evaluation", index)
-        batches.append(context.masking.apply(batch, generator, mask_context).to(context.device))
-    return batches
+        yield context.masking.apply(batch, generator, mask_context)
 
 
 def _sequences(name: str, samples: list[Tensor], length: int) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ComponentError, DataError
 from arb_ternary_interchange.safetensors.exporter import write_export
+from arb_ternary_interchange.safetensors.importer import read_export
 from arb_ternary_text.models.attention import make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
@@ -117,7 +118,7 @@ class FloatModel:
             options = content["decoder"]
             self.digest: str = content["digest"]
         elif is_float_model(path):
-            content = json.loads(files[0].metadata["arb_ternary"])
+            _, content = read_export(path / MODEL_FILE)
             options = {key: value for key, value in content["model"].items() if key != "name"}
             self.digest = hashlib.sha256(files[0].metadata["arb_ternary"].encode()).hexdigest()
         else:

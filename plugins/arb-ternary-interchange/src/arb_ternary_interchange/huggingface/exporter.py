@@ -16,12 +16,12 @@ from arb_ternary.errors import ArbError, ConfigError, UsageProblem
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weight
 from arb_ternary_interchange.huggingface.card import model_card
 from arb_ternary_interchange.huggingface.packing import TRITS_PER_BYTE
+from arb_ternary_interchange.huggingface.shards import write_shards
 from arb_ternary_interchange.huggingface.special_tokens import token_ids
 from arb_ternary_interchange.huggingface.tensors import HEAD, FileTensors
 from arb_ternary_interchange.huggingface.tokenizer_files import write_tokenizer
 from arb_ternary_interchange.huggingface.written_config import config_json, quantization_json
 from arb_ternary_interchange.options import HfExportConfig, Layout
-from arb_ternary_interchange.safetensors.shards import write_shards
 from arb_ternary_text.data.special_tokens import NO_SPECIAL_TOKENS
 from arb_ternary_text.data.tokenizers import from_json, special_tokens
 from arb_ternary_text.models.decoder import Decoder

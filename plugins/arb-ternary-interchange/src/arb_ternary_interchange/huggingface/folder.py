@@ -14,7 +14,7 @@ from torch import Tensor
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary.plugins.discovery import install_command
 from arb_ternary_interchange.huggingface.json_file import Values, read_object
-from arb_ternary_interchange.safetensors.shards import INDEX_NAME, SINGLE_NAME
+from arb_ternary_interchange.huggingface.shards import INDEX_NAME, SINGLE_NAME
 from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor
 
 #: Largest index: that of a model of a hundred thousand tensors.

@@ -1,1 +1,1 @@
-"""Models as files of the safetensors format: our own exports, and shards of large models."""
+"""Models as files of the safetensors format, with all that checkpoints hold."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
 from torch import nn
 
 from arb_ternary.errors import CheckpointError, DataError
@@ -27,27 +26,8 @@ _FACTS: Final = (
     "structure",
     "origin",
 )
-
-
-@frozen(eq=False)
-class _Export:
-    """An exported file and its metadata.
-
-    Attributes:
-        file: the tensors.
-        facts: the metadata.
-        model: the ``model:`` section of the run's config.
-        vocabulary_size: number of ids in the model's vocabulary.
-        attachments: what the run's data source has attached, by name.
-        unmapped: why the model cannot be imported, one sentence each.
-    """
-
-    file: SafetensorsFile
-    facts: Mapping[str, Any]
-    model: Mapping[str, Any]
-    vocabulary_size: int
-    attachments: Mapping[str, Any]
-    unmapped: tuple[str, ...]
+#: Why a model cannot be built from its options.
+_CHANGED: Final = "a phase has changed its model's structure, which cannot be built again"
 
 
 class SafetensorsImporter:
@@ -62,14 +42,16 @@ class SafetensorsImporter:
 
     def inspect(self, source: Path) -> Mapping[str, Any]:
         """See ``Importer``."""
-        export = _read(source)
-        keys = [key for key in _FACTS if key in export.facts and key != "vocabulary_size"]
+        file, facts = read_export(source)
+        model = facts["model"]
+        size = facts["vocabulary_size"]
+        shown = [key for key in _FACTS if key in facts and key != "vocabulary_size"]
         return {
             "format": "arb-ternary safetensors",
-            **describe_model(export.model, export.vocabulary_size, export.attachments),
-            **count_tensors(export.file.entries),
-            "unmapped": list(export.unmapped),
-            "metadata": {key: export.facts[key] for key in keys},
+            **describe_model(model, size, _attachments(facts)),
+            **count_tensors(file.entries),
+            "unmapped": [_CHANGED] if "structure" in facts else [],
+            "metadata": {key: facts[key] for key in shown},
         }
 
     def load(self, source: Path) -> ImportedModel:
@@ -79,26 +61,28 @@ class SafetensorsImporter:
             DataError: it is damaged, not of this program, or of a model whose structure its phases
                 have changed.
         """
-        export = _read(source)
-        for sentence in export.unmapped:
+        file, facts = read_export(source)
+        if "structure" in facts:
             raise DataError(
-                f"{source}: {sentence}",
+                f"{source}: {_CHANGED}",
                 "Export the run as it was before that phase: a checkpoint of it.",
             )
 
         def fill(model: nn.Module) -> None:
             try:
-                load_state(model, export.file, str(source))
+                load_state(model, file, str(source))
             except CheckpointError as error:
                 raise DataError(error.what, error.hint) from error
 
+        attachments = _attachments(facts)
+        size = facts["vocabulary_size"]
         return ImportedModel(
-            model=export.model,
-            vocabulary_size=export.vocabulary_size,
-            attachments=export.attachments,
+            model=facts["model"],
+            vocabulary_size=size,
+            attachments=attachments,
             fill=fill,
             notes=(),
-            data=data_section(export.attachments.get("tokenizer", {}), export.vocabulary_size),
+            data=data_section(attachments.get("tokenizer", {}), size),
         )
 
 
@@ -107,8 +91,8 @@ def build(config: None) -> SafetensorsImporter:
     return SafetensorsImporter()
 
 
-def _read(source: Path) -> _Export:
-    """Read the header of a file and check its metadata.
+def read_export(source: Path) -> tuple[SafetensorsFile, dict[str, Any]]:
+    """Read the header of a file; return its tensors and its metadata.
 
     Raises:
         DataError: the file or its metadata are damaged.
@@ -124,19 +108,19 @@ def _read(source: Path) -> _Export:
             "`arb export RUN FILE` writes them; other safetensors are read with the config.json "
             "in the same folder: arb import FOLDER RUN --format hf",
         )
-    model = facts["model"]
-    if isinstance(model, str):
-        model = {"name": model}
+    if isinstance(facts["model"], str):
+        facts["model"] = {"name": facts["model"]}
     size = facts.get("vocabulary_size")
-    if not isinstance(model, dict) or type(size) is not int or size < 1:
+    if not isinstance(facts["model"], dict) or type(size) is not int or size < 1:
         raise DataError(
             f"{source}: its metadata are damaged: a model {facts['model']!r:.80} of {size!r:.20} "
             f"ids"
         )
-    attachments = {name: value for name, value in facts.items() if name not in _FACTS}
-    if not isinstance(attachments.get("tokenizer", {}), dict):
+    if not isinstance(facts.get("tokenizer", {}), dict):
         raise DataError(f"{source}: its metadata are damaged: 'tokenizer' is not an object")
-    unmapped: tuple[str, ...] = ()
-    if "structure" in facts:
-        unmapped = ("a phase has changed its model's structure, which cannot be built again",)
-    return _Export(file, {**facts, "model": model}, model, size, attachments, unmapped)
+    return file, facts
+
+
+def _attachments(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the run's data source has attached, by name."""
+    return {name: value for name, value in facts.items() if name not in _FACTS}

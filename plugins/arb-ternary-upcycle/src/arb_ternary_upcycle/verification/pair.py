@@ -14,10 +14,11 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError, DataError
-from arb_ternary.protocols.data import MaskContext, MaskedBatch
+from arb_ternary.protocols.data import MaskedBatch
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.evaluate import evaluation_mode
-from arb_ternary_train.seeding import derived_generator, preserved_global_rng
+from arb_ternary_train.seeding import preserved_global_rng
+from arb_ternary_upcycle.calibration import masked_batches
 from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.stages import find_stage
 from arb_ternary_upcycle.streams import recorded_updates
@@ -219,14 +220,5 @@ def held_out_batches(
         DataError: there is not one sample.
     """
     usual = context.shape_to_evaluate
-    size = (batch_size or usual[0], block_size or usual[1])
-    where = MaskContext(
-        step=context.step,
-        seed=context.seed,
-        vocabulary_size=context.vocabulary_size,
-        training=False,
-    )
-    return [
-        context.masking.apply(batch, derived_generator(context.seed, "evaluation", index), where)
-        for index, batch in enumerate(context.data.held_out(*size, batches))
-    ]
+    samples = context.data.held_out(batch_size or usual[0], block_size or usual[1], batches)
+    return list(masked_batches(context, samples, step=context.step))
