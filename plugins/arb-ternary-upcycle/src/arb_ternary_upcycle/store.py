@@ -1,6 +1,6 @@
 """Files that a phase leaves behind as it works, so that it continues after a kill.
 
-Stages, an unfinished projection, cached outputs and measurements are all kept in a :class:`Store`.
+An unfinished projection, cached outputs and measurements are kept in a :class:`Store`.
 """
 
 from __future__ import annotations
@@ -87,10 +87,6 @@ class Store:
     def json(self, name: str) -> Any:
         """Read a JSON file."""
         return read_json(self.folder / name)
-
-    def delete(self, name: str) -> None:
-        """Delete a file if it exists."""
-        (self.folder / name).unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Delete the folder.
