@@ -30,7 +30,7 @@ import arb_ternary_train.optim.split
 import arb_ternary_votes.scaled_votes
 import arb_ternary_train.optim.adamw
 import arb_ternary_train.standard
-import arb_ternary_distributed.sharded_weights
+import arb_ternary_distributed.launch
 from pathlib import Path
 from arb_ternary.errors import ArbError, render
 from arb_test_support.file_faults import FileFaults

@@ -115,10 +115,8 @@ def test_a_halted_rank_is_named(ranks: Any, config: Path, moments: list[int]) ->
 
 
 @pytest.mark.slow
-def test_a_halted_rank_0_is_named_while_it_saves(
-    ranks: Any, config: Path, moments: list[int]
-) -> None:
-    halted(ranks, config, "halted 0", (0, moments[0] * 2 // 3), size=3)
+def test_a_halted_rank_0_is_named(ranks: Any, config: Path, moments: list[int]) -> None:
+    halted(ranks, config, "halted 0", (0, moments[0] // 2), size=3)
 
 
 @pytest.mark.slow
@@ -148,7 +146,7 @@ def test_all_ranks_save_and_stop_if_one_is_asked_to(
     same_files(whole, directory)
 
 
-SHARDED = ("backend=torch", "ranks={weights: sharded, optimizer_state: sharded}")
+SHARDED = ("ranks={weights: sharded, optimizer_state: sharded}",)
 
 
 @pytest.mark.slow
@@ -188,7 +186,7 @@ def test_more_ranks_write_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_ranks_with_sharded_weights_are_killed_in_backward(
+def test_ranks_with_sharded_sums_are_killed_in_backward(
     ranks: Any, config: Path, same_files: Compare
 ) -> None:
     whole = ranks.folder / "whole of sharded"
@@ -196,7 +194,7 @@ def test_ranks_with_sharded_weights_are_killed_in_backward(
     ranks.must(config, whole, *SHARDED)
     moments = ranks.must(config, seen, *SHARDED, size=2).moments
     same_files(whole, seen)
-    # Near the middle of a run are all kinds of collectives of a step: gathers, votes, sums, flips.
+    # Near the middle of a run are all kinds of collectives of a step: votes, sums, flips.
     for number, share in enumerate((0.45, 0.5, 0.52, 0.55)):
         rank = number % 2
         directory = ranks.folder / f"sharded killed {number}"

@@ -60,15 +60,3 @@ def test_a_phase_on_rank_0_that_changes_the_structure_is_refused(
     for name in ("structure", "restore_structure"):
         monkeypatch.setattr(LoadTeacherPhase, name, lambda *_: None, raising=False)
     assert "phases.1: 'load_teacher' runs on rank 0 alone, and changes" in refused(run)
-
-
-def test_sharded_weights_refuse_phases_that_run_parts(config: Any) -> None:
-    growing = (
-        "{name: progressive, target_stacks: 2, steps_per_stack: 3, block_size: 8, "
-        "gradient_accumulation_steps: 2}"
-    )
-    phases = f"phases=[{growing}]"
-    check_config(config(phases), 2)
-    assert "phases.0: 'progressive' may run parts of a model" in refused(
-        config(phases, "ranks.weights=sharded")
-    )

@@ -190,7 +190,7 @@ def _wire() -> object:
     for base in (3, 5, 15, 255):
         digits = wire.digits_to_bytes(torch.zeros(_SIZE, dtype=torch.int16), base)
         wire.add_digits_(torch.zeros(_SIZE, dtype=torch.int32), digits, base)
-        wire.bytes_to_digits(digits, _SIZE, base)
+        wire.add_digits_(torch.zeros(_SIZE, dtype=torch.int16), digits, base)
     wire.sums_to_quanta(torch.zeros(_SIZE, dtype=torch.int16), 3, 5, (1, 2, 3), 0)
     wire.apply_flips_(packed, _SHAPE, torch.arange(8), torch.ones(8, dtype=torch.int8))
     return wire.flip_list(packed, packed, _SHAPE)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.torch_version import TorchVersion
 
-from arb_ternary.errors import CheckpointError, ConfigError, EnvironmentProblem
+from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary_distributed.checks import (
-    check_checkpoint,
     check_config,
     check_optimizer,
     check_parts,
     no_global_draws,
 )
 from arb_ternary_train.build import RunParts, build_parts
-from arb_ternary_train.checkpoint import Checkpoint
 
 TWO = 2
 FOUR_MICRO_BATCHES = "phases.0.gradient_accumulation_steps=4"
@@ -64,24 +60,6 @@ def test_a_loss_scale_is_refused(tiny: Any) -> None:
     check_config(config, TWO)
     object.__setattr__(config.phases[0].options, "amp_dtype", "float16")
     with pytest.raises(ConfigError, match=r"phases\.0\.amp_dtype: the scale of the loss"):
-        check_config(config, TWO)
-
-
-def test_sharded_weights_refuse_a_compiled_model(tiny: Any) -> None:
-    options = (FOUR_MICRO_BATCHES, "phases.0.compile_model=true")
-    check_config(tiny(*options), TWO)
-    assert "phases.0.compile_model: a compiled model" in refused(
-        tiny, *options, "ranks.weights=sharded"
-    )
-
-
-def test_sharded_weights_refuse_an_old_torch(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny(FOUR_MICRO_BATCHES, "ranks.weights=sharded")
-    check_config(config, TWO)
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
-    with pytest.raises(
-        EnvironmentProblem, match=r"need torch 2\.13 or newer, and this is 2\.9\.1\+cpu"
-    ):
         check_config(config, TWO)
 
 
@@ -160,18 +138,3 @@ def test_draws_from_the_global_generator_are_refused() -> None:
         no_global_draws(cpu),
     ):
         nn.functional.dropout(torch.ones(8), 0.5)
-
-
-@pytest.mark.parametrize(("accumulated", "refused"), [(0, False), (3, True)])
-def test_a_checkpoint_within_a_step_is_refused(accumulated: int, refused: bool) -> None:
-    loop = {"in_flight": {"accumulated": accumulated, "losses": []}, "step": 4}
-    checkpoint = Checkpoint(
-        Path("run/checkpoints/step-00000004"), 4, {}, {}, {"phase": {"loop": loop}, "rng": {}}
-    )
-    if refused:
-        with pytest.raises(
-            CheckpointError, match="step-00000004: it was written between two micro-batches"
-        ):
-            check_checkpoint(checkpoint, TWO)
-    else:
-        check_checkpoint(checkpoint, TWO)

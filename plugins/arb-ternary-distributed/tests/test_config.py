@@ -131,11 +131,6 @@ def test_fsdp_sets_options_of_the_run(config: RunConfig) -> None:
             "'HYBRID_SHARD' is not",
             '"FULL_SHARD"',
         ),
-        (
-            {"strategy": "fsdp", "fsdp_transformer_layer_cls": ["Linear"]},
-            "'Linear': only whole blocks",
-            "TransformerBlock",
-        ),
     ],
 )
 def test_unsupported_options_are_refused(options: dict[str, Any], what: str, hint: str) -> None:

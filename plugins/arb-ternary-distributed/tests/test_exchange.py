@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from arb_ternary.errors import UsageProblem
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
@@ -57,11 +58,11 @@ def rule(name: str, model: nn.Module) -> TernaryOptimizer:
 
 def trained(
     world: World, name: str, bits: int, overlapped: bool = True
-) -> tuple[dict[str, Any], list[Any], int]:
+) -> tuple[dict[str, Any], list[Any]]:
     """Train some steps.
 
     Returns:
-        The state of the model, the outcome of each step, and bytes sent.
+        The state of the model, and the outcome of each step.
     """
     model = Tied(bits)
     optimizer = rule(name, model)
@@ -70,15 +71,16 @@ def trained(
         module.sum_votes()
     if world.size > 1:
         shard_rows(model, world)
-        exchange_votes(optimizer, world)
+        votes = StepVotes(world, modules, during_backward=overlapped, block=1)
+        exchange_votes(optimizer, world, votes)
     reports = []
     for step in range(STEPS):
         total = OrderedSums(world) if world.size > 1 else None
         for first in range(0, MICROBATCHES, world.size):
             index = first + world.rank
-            last = world.size > 1 and first + world.size >= MICROBATCHES
-            if last and overlapped:
-                optimizer.exchange.send_during_backward(optimizer)
+            last = first + world.size >= MICROBATCHES
+            if world.size > 1:
+                votes.begin_round(last=last)
             if index < MICROBATCHES:
                 for module in modules:
                     module.begin_microbatch(index)
@@ -93,8 +95,8 @@ def trained(
                     nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(1, 1).flatten())
                     / MICROBATCHES
                 ).backward()
-            if last:
-                optimizer.exchange.end_step(optimizer)
+            if world.size > 1:
+                votes.end_round(last=last)
             if total is not None:
                 parts = [
                     part
@@ -115,8 +117,7 @@ def trained(
                     module.magnitudes.copy_(next(sums))
         reports.append(optimizer.step())
         optimizer.zero_grad()
-    sent = 0 if world.size == 1 else optimizer.exchange.sent_bytes
-    return model.state_dict(), reports, sent
+    return model.state_dict(), reports
 
 
 @pytest.mark.parametrize(
@@ -136,49 +137,49 @@ def trained(
     ],
 )
 def test_ranks_train_as_one_process_does(name: str, bits: int, size: int) -> None:
-    wanted, steps, _ = trained(SingleProcess(), name, bits)
+    wanted, steps = trained(SingleProcess(), name, bits)
     assert sum(step.flips for step in steps) > 0
-    for state, reports, sent in on_ranks(size, trained, name, bits):
+    for state, reports in on_ranks(size, trained, name, bits):
         assert reports == steps
-        assert sent > 0
         assert state.keys() == wanted.keys()
         for key, value in wanted.items():
             assert torch.equal(state[key], value), key
 
 
 def sent_meanwhile(world: World) -> tuple[list[int], int, list[Tensor]]:
-    """Return bytes sent when backward reached each of four layers, last first, and in the end;
+    """Return messages sent when backward reached each of four layers, last first, and in the end;
     sums of own rows.
     """
+    with patch.object(dist, "all_to_all_single", wraps=dist.all_to_all_single) as send:
+        return sent_with(send, world)
+
+
+def sent_with(send: Mock, world: World) -> tuple[list[int], int, list[Tensor]]:
     torch.manual_seed(0)
     layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
+    for layer in layers:
+        layer.sum_votes()
     votes = StepVotes(world, layers, block=1)
     seen: list[int] = []
     x = torch.randn(2, 16) + world.rank
-    for layer in layers:
-        layer.sum_votes()
-    votes.send_during_backward()
+    votes.begin_round(last=True)
     for layer in layers:
         layer.begin_microbatch(world.rank)
         x = layer(x)
-        x.register_hook(lambda _: seen.append(votes.sent_bytes))
+        x.register_hook(lambda _: seen.append(send.call_count))
     x.sum().backward()
-    casts = votes.finish()
-    assert all(count == world.size for count in casts.values())
-    rows = slice(*row_bounds(16, world.size)[world.rank])
-    return (
-        seen,
-        votes.sent_bytes,
-        [layer.sums.votes[rows] for layer in layers if layer.sums is not None],
-    )
+    votes.end_round(last=True)
+    own = [votes.take(layer) for layer in layers]
+    assert all(layer.sums.casts == world.size for layer in layers if layer.sums is not None)
+    return seen, send.call_count, own
 
 
 def test_votes_are_sent_during_backward() -> None:
     ranks = on_ranks(2, sent_meanwhile)
     for seen, total, _ in ranks:
         # A layer's hook runs before the exchange looks, which then finds the layers behind it
-        # complete.
-        assert seen[0] == seen[1] == 0 < seen[2] < seen[3] < total
+        # complete, gathers the casts of one, and sends the one before.
+        assert (seen, total) == ([0, 0, 0, 1], 4)
     # One process casts the votes of both.
     torch.manual_seed(0)
     layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
@@ -203,18 +204,13 @@ def many_casts(world: World) -> list[list[int]]:
     linear = TernaryLinear(64, 3, group_size=32)
     linear.use_scaled_votes()
     linear.sum_votes()
+    votes = StepVotes(world, [linear])
     assert linear.sums is not None
     linear.sums.casts = 300
     linear.sums.exponent_votes[1, 0] = 127 * 300
     linear.sums.exponent_votes[2, 1] = -(127 * 299) + world.rank
-    StepVotes(world, [linear]).finish()
-    linear.sums.casts = 20_000
-    try:
-        StepVotes(world, [linear]).finish()
-    except UsageProblem as error:
-        assert error.what.startswith("40000 casts of votes up to")  # noqa: PT017
-    else:
-        raise AssertionError
+    votes.end_round(last=True)
+    votes.take(linear)
     sums: list[list[int]] = linear.sums.exponent_votes[
         slice(*row_bounds(3, 2)[world.rank])
     ].tolist()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from arb_ternary import TernaryLinear
 from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.errors import CheckpointError, ConfigError
+from arb_ternary_distributed.exchange import ShardExchange
 from arb_ternary_distributed.schedule import DistributedSchedule
 from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.loop_state import InFlight, Outcome
@@ -95,7 +96,7 @@ class Learner:
 
 
 def two_steps(schedule: Any, batches: Numbers) -> list[dict[str, Any]]:
-    """Return what each of two steps leaves, before votes are exchanged."""
+    """Return what each of two steps leaves."""
     learner = Learner(batches)
     left = []
     learner.voters = schedule.prepare(learner.model, learner.optimizer)
@@ -122,8 +123,8 @@ def two_steps(schedule: Any, batches: Numbers) -> list[dict[str, Any]]:
                     name: None if g is None else g.clone() for name, g in gradients.items()
                 },
                 "statistics": [table.stats.clone(), table.magnitudes.clone()],
-                "votes": table.sums.votes.clone(),
                 "casts": table.casts,
+                "votes": own_votes(learner).clone(),
                 "totals": totals,
                 "counted": (batches.cursor, learner.microbatches),
                 "seen": [each for each in learner.seen if each[1] >= first],
@@ -134,6 +135,16 @@ def two_steps(schedule: Any, batches: Numbers) -> list[dict[str, Any]]:
         table.clear_stats()
         table.sums.clear()
     return left
+
+
+def own_votes(learner: Learner) -> Tensor:
+    """Return the sums of the rows that this rank owns."""
+    table = learner.model["table"]
+    exchange = learner.optimizer.exchange
+    if isinstance(exchange, ShardExchange):
+        return exchange.votes.take(table)
+    votes: Tensor = table.sums.votes
+    return votes
 
 
 def on_rank(world: World, _folder: Path) -> Any:
@@ -169,11 +180,11 @@ def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
                 assert torch.equal(step["gradients"][name], gradient)
             for mine, its in zip(step["statistics"], whole["statistics"], strict=True):
                 assert mine.numpy().tobytes() == its.numpy().tobytes()
-    # Votes are not exchanged yet. They are integers, whose sum is that of one process.
+    # Votes are integers, whose sum is that of one process.
     for number, whole in enumerate(alone):
         assert whole["votes"].any()
         both = [steps[number] for steps, *_ in ranks]
-        assert torch.equal(both[0]["votes"] + both[1]["votes"], whole["votes"])
+        assert torch.equal(torch.cat([step["votes"] for step in both]), whole["votes"])
         assert both[0]["casts"] + both[1]["casts"] == whole["casts"]
 
 

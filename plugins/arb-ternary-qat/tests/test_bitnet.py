@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
-from arb_ternary_qat.bitnet import BitLinear, BitnetDecoder, absmean_ternary
+from arb_ternary_qat.bitnet import BitLinear, BitnetDecoder, absmax_int8, absmean_ternary
 from arb_ternary_qat.config import BitnetConfig
-from arb_ternary_qat.products import absmax_int8
 from arb_ternary_testing.component import make_choice
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder

@@ -35,7 +35,6 @@ def kernels(isa: int) -> dict[str, Callable[..., object]]:
     """The kernels of this module for the instruction set with this index."""
     return {
         "distributed.digits_to_bytes": partial(_digits_to_bytes, isa),
-        "distributed.bytes_to_digits": partial(_bytes_to_digits, isa),
         "distributed.add_digits_": partial(_add_digits_, isa),
         "distributed.weight_rows": _weight_rows,
         "distributed.flip_list": _flip_list,
@@ -67,12 +66,6 @@ def _digits_to_bytes(isa: int, values: Tensor, base: int) -> Tensor:
                 f"a value is outside -{base // 2}..{base // 2}, the digits of base {base}"
             )
     return packed
-
-
-def _bytes_to_digits(isa: int, packed: Tensor, count: int, base: int) -> Tensor:
-    values = torch.zeros(count, dtype=torch.int16)
-    _add_digits_(isa, values, packed, base)
-    return values
 
 
 def _add_digits_(isa: int, total: Tensor, packed: Tensor, base: int) -> None:

@@ -50,7 +50,6 @@ def build() -> KernelBackend:
             "apply_exponent_votes": flips.apply_exponent_votes,
             "apply_together": flips.apply_together,
             "distributed.digits_to_bytes": wire.digits_to_bytes,
-            "distributed.bytes_to_digits": wire.bytes_to_digits,
             "distributed.add_digits_": wire.add_digits_,
             "distributed.weight_rows": wire.weight_rows,
             "distributed.flip_list": wire.flip_list,

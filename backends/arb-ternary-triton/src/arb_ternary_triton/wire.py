@@ -93,13 +93,6 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
     return packed
 
 
-def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
-    """Unpack digits into int16 ``[count]``."""
-    values = torch.zeros(count, dtype=torch.int16, device=packed.device)
-    add_digits_(values, packed, base)
-    return values
-
-
 def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
     """Add digits to int16 or int32 ``[n]``, in place."""
     count = total.numel()

@@ -249,7 +249,9 @@ class VoteMemory(nn.Module):
         if self.undoable or not self.accumulates:
             self.keep_before_votes(y)
         if self.on_backward is not None and self.sums is not None:
-            self.sums.awaited += 1
+            # Checkpointing computes a forward pass again within backward, which casts no votes.
+            if torch._C._current_graph_task_id() == -1:
+                self.sums.awaited += 1
             on_backward = self.on_backward
             y.register_hook(lambda _: on_backward())  # type: ignore[no-untyped-call]
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.errors import show_path
 from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.errors import CheckpointError, ConfigError, EnvironmentProblem
+from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import (
     build_optimizer,
     collect_trainable,
@@ -31,13 +31,10 @@ from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_distributed.optimizer_state import reasons_against_sharding
 from arb_ternary_train.build import RunParts, choices_in, versions_of
 from arb_ternary_train.capabilities import parts_added_by
-from arb_ternary_train.checkpoint import Checkpoint
-from arb_ternary_train.config import RanksConfig, RunConfig
+from arb_ternary_train.config import RunConfig
 from arb_ternary_train.fine_tuning import frozen_at_first
 from arb_ternary_train.protocols import ModelChangingPhase
-from arb_ternary_train.run_state import RunState
 from arb_ternary_train.seeding import global_rng_state, preserved_global_rng
-from arb_ternary_train.standard import StandardPhase
 
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
@@ -45,8 +42,6 @@ if TYPE_CHECKING:
 #: An option or part that several ranks cannot train, and why.
 Fault = tuple[str, str]
 
-#: Oldest version of torch whose FSDP2 shards integer parameters; that of 2.5 crashes on them.
-_LEAST_TORCH: Final = "2.13"
 _DEFERS: Final = "it defers steps by what one process has seen"
 
 
@@ -55,31 +50,14 @@ def check_config(config: RunConfig, size: int) -> None:
 
     Raises:
         ConfigError: they cannot; it names every option.
-        EnvironmentProblem: torch is too old.
     """
-    if config.ranks.weights == "sharded":
-        check_torch()
     faults: list[Fault] = []
     for index, choice in enumerate(config.phases):
-        faults += _phase_faults(choice, f"phases.{index}", config.ranks, size)
+        faults += _phase_faults(choice, f"phases.{index}", size)
     for choice in choices_in(config):
         faults += _component_faults(choice)
     faults += _model_option_faults(config.model)
     _raise_faults(size, faults)
-
-
-def check_torch() -> None:
-    """Check that this version of torch can shard packed weights.
-
-    Raises:
-        EnvironmentProblem: it cannot.
-    """
-    if torch.__version__ < _LEAST_TORCH:
-        raise EnvironmentProblem(
-            f"ranks.weights: sharded weights need torch {_LEAST_TORCH} or newer, and this is "
-            f"{torch.__version__}",
-            f"pip install 'torch>={_LEAST_TORCH}', or set ranks.weights to replicated",
-        )
 
 
 def check_parts(config: RunConfig, parts: RunParts, size: int) -> None:
@@ -144,21 +122,6 @@ def check_optimizer(optimizer: Optimizer, size: int) -> None:
     _raise_faults(size, [*_optimizer_faults(optimizer)])
 
 
-def check_checkpoint(checkpoint: Checkpoint, size: int) -> None:
-    """Check that ``size`` ranks can continue from ``checkpoint``.
-
-    Raises:
-        CheckpointError: it was written within a step: what is summed so far is that of one process.
-    """
-    if _is_within_step(RunState.of(checkpoint).phase):
-        raise CheckpointError(
-            f"{checkpoint.path}: it was written between two micro-batches of a step, and "
-            f"{size} ranks begin with whole steps",
-            "Resume from an earlier checkpoint (--resume PATH), or in one process up to the next "
-            "one.",
-        )
-
-
 @contextmanager
 def no_global_draws(device: torch.device) -> Iterator[None]:
     """Check that nothing draws from torch's global generators within a block.
@@ -198,20 +161,14 @@ def has_microbatches(options: Any) -> bool:
     return getattr(options, "gradient_accumulation_steps", None) is not None
 
 
-def _phase_faults(
-    choice: Choice[Any],
-    where: str,
-    ranks: RanksConfig,
-    size: int,
-) -> Iterator[Fault]:
+def _phase_faults(choice: Choice[Any], where: str, size: int) -> Iterator[Fault]:
     options = choice.options
-    name = choice.name
-    sharded = ranks.weights == "sharded"
     if not has_microbatches(options):
         if isinstance(choice.build(), ModelChangingPhase):
-            yield where, f"{name!r} runs on rank 0 alone, and changes the structure of the model"
-        if sharded:
-            yield where, f"{name!r} runs on rank 0 alone; it needs ranks.weights: replicated"
+            yield (
+                where,
+                f"{choice.name!r} runs on rank 0 alone, and changes the structure of the model",
+            )
         return
     count = options.gradient_accumulation_steps
     if count < size:
@@ -228,16 +185,6 @@ def _phase_faults(
         yield (
             f"{where}.policy",
             f"{options.policy.name!r} tries steps and takes them back in one process",
-        )
-    if sharded and not isinstance(choice.build(), StandardPhase):
-        yield (
-            where,
-            f"{name!r} may run parts of a model, or change it; it needs ranks.weights: replicated",
-        )
-    if sharded and getattr(options, "compile_model", False):
-        yield (
-            f"{where}.compile_model",
-            "a compiled model cannot gather weights; use it with ranks.weights: replicated",
         )
     if getattr(options, "use_amp", False) and options.amp_dtype == "float16":
         yield (
@@ -294,13 +241,3 @@ def _optimizer_faults(optimizer: Optimizer) -> Iterator[Fault]:
                 f"optimizer {name}",
                 "its rule needs the votes of all rows in one process (votes_by_rows is False)",
             )
-
-
-def _is_within_step(state: Any) -> bool:
-    """Return whether a training loop in the state of a phase is between micro-batches of a step."""
-    if not isinstance(state, dict):
-        return False
-    in_flight = state.get("in_flight")
-    if isinstance(in_flight, dict) and in_flight.get("accumulated"):
-        return True
-    return any(_is_within_step(value) for value in state.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -45,3 +46,28 @@ def all_gather_rows(
     found = own.new_empty(len(counts) * most, *own.shape[1:])
     all_gather_single(found, padded, group=group)
     return [found[rank * most : rank * most + count] for rank, count in enumerate(counts)]
+
+
+def all_gather_views(
+    views: Sequence[Sequence[Tensor]],
+    *,
+    rank: int,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Fill the parts of tensors that other ranks have computed.
+
+    Args:
+        views: of the tensors on this rank, by the rank that has computed that part; those of one
+            dtype, with the same shapes on all ranks.
+        rank: this one, which sends its part.
+        group: the ranks.
+    """
+    own = torch.cat([view.reshape(-1) for view in views[rank]])
+    sizes = [[view.numel() for view in of_rank] for of_rank in views]
+    gathered = all_gather_rows(own, [sum(each) for each in sizes], group=group)
+    for sender, received in enumerate(gathered):
+        if sender == rank:
+            continue
+        pieces = torch.split(received, sizes[sender])
+        for view, piece in zip(views[sender], pieces, strict=True):
+            view.copy_(piece.view(view.shape))

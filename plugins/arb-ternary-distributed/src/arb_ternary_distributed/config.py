@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import evolve, field, frozen
@@ -24,19 +24,12 @@ from arb_ternary_train.launcher import launched_process
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-#: Names of the blocks of a decoder: in guides, and in this project.
-_BLOCKS: Final = ("TransformerBlock", "Block")
-#: What to use instead of other sharding strategies of FSDP.
-_OTHER_SHARDING: Final = {
-    "NO_SHARD": "Use DistributedStrategy.DDP, with which every rank has all weights."
-}
-
 
 class DistributedStrategy(Enum):
-    """The distribution of weights. With both, each rank owns some rows of the accumulators.
+    """The distribution of what training keeps. With both, each rank owns rows of the accumulators.
 
-    ``DDP``: every rank has all weights. ``FSDP``: each rank has some rows, and gathers the others
-    at two bits per weight while a block runs.
+    ``DDP``: every rank keeps the sums of votes of all rows. ``FSDP``: each rank keeps those of its
+    own rows. Packed weights, two bits each, are on every rank.
     """
 
     DDP = "ddp"
@@ -51,14 +44,14 @@ class DistributedConfig:
     bytes are those of one process, whatever the strategy and the number of processes.
 
     Args:
-        strategy: where weights are.
+        strategy: where sums of votes are.
         ddp_find_unused_parameters: whether a micro-batch may leave parameters without a gradient.
             It always may, which costs nothing.
         fsdp_sharding_strategy: ``FULL_SHARD``.
         fsdp_mixed_precision: whether forward passes run under autocast to bfloat16.
         fsdp_activation_checkpointing: whether backward computes activations again.
-        fsdp_transformer_layer_cls: names of the modules that are gathered one at a time, which are
-            always the blocks.
+        fsdp_transformer_layer_cls: names of the modules that FSDP would wrap. None is wrapped, so
+            any names will do.
 
     Raises:
         ConfigError: an option is not supported, or belongs to the other strategy.
@@ -84,20 +77,10 @@ class DistributedConfig:
                     f"Leave {option.name} out.",
                 )
         if self.fsdp_sharding_strategy != "FULL_SHARD":
-            hint = _OTHER_SHARDING.get(
-                self.fsdp_sharding_strategy, 'Use fsdp_sharding_strategy="FULL_SHARD".'
-            )
             raise ConfigError(
-                f"fsdp_sharding_strategy: {self.fsdp_sharding_strategy!r} is not supported: "
-                "weights are gathered for forward and again for backward, among all ranks",
-                hint,
-            )
-        strange = [name for name in self.fsdp_transformer_layer_cls if name not in _BLOCKS]
-        if strange:
-            raise ConfigError(
-                f"fsdp_transformer_layer_cls: {strange[0]!r}: only whole blocks are gathered at a "
-                f"time",
-                f"Leave it out, or name the blocks: {', '.join(_BLOCKS)}.",
+                f"fsdp_sharding_strategy: {self.fsdp_sharding_strategy!r} is not supported: rows "
+                f"are divided among all ranks",
+                'Use fsdp_sharding_strategy="FULL_SHARD", or DistributedStrategy.DDP.',
             )
 
     def applied_to(self, config: RunConfig) -> RunConfig:

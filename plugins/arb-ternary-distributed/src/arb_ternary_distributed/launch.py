@@ -1,9 +1,8 @@
 """How processes that a launcher has started become the ranks of one process group.
 
-torch names neither a rank that does not arrive nor one that stops in the middle of a collective,
-and its timeouts would also end a rank that waits while another saves for an hour. Therefore the
-ranks meet in :func:`meet` before ``init_process_group``, and watch each other by ``heartbeat``
-instead of by timeouts. Starting, restarting and stopping processes is left to the launcher.
+Starting, restarting and stopping processes is left to the launcher. But torch does not name a rank
+that does not arrive, and the store that torchrun shares with its processes keeps the addresses of
+ranks that have ended. Therefore the ranks meet in :func:`meet` before ``init_process_group``.
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ from attrs import frozen
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from arb_ternary.errors import ConfigError, EnvironmentProblem
-from arb_ternary_distributed.heartbeat import Heartbeat, Member
-from arb_ternary_distributed.process_group import ProcessGroup
+from arb_ternary_distributed.process_group import PATIENCE, Member, ProcessGroup
 from arb_ternary_train.launcher import RANK_TIMEOUT, LaunchedProcess
 from arb_ternary_train.precision import resolve_device
 
-#: Timeout of collectives. Heartbeats find a rank that is lost, and a save may take hours.
-_COLLECTIVE_TIMEOUT: Final = timedelta(days=7)
 #: How long to wait for all ranks to arrive if ARB_TERNARY_RANK_TIMEOUT sets no limit.
 _ARRIVAL_TIMEOUT: Final = timedelta(minutes=30)
 #: Seconds between two looks into the store while ranks arrive.
@@ -122,16 +118,9 @@ def _init_process_group(process: LaunchedProcess, device: torch.device) -> Proce
         store=PrefixStore("group", meeting.store),
         rank=process.rank,
         world_size=process.size,
-        timeout=_COLLECTIVE_TIMEOUT,
+        timeout=timeout if limit else PATIENCE,
     )
-
-    heartbeat = None
-    if limit:
-        host = "torchrun" if process.hosted_by_launcher else str(meeting.members[0])
-        where = f"the store at {process.address}:{process.port} ({host})"
-        beats = PrefixStore("heartbeat", meeting.store.clone())  # type: ignore[attr-defined]
-        heartbeat = Heartbeat(beats, meeting.members, process.rank, limit, where)
-    return ProcessGroup(device, members=meeting.members, store=meeting.store, heartbeat=heartbeat)
+    return ProcessGroup(device, members=meeting.members, store=meeting.store, limit=limit)
 
 
 @cache

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Joins, inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
-from arb_ternary_distributed.collectives import all_gather_single
+from arb_ternary_distributed.collectives import all_gather_views
 
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
@@ -171,25 +171,16 @@ class ShardedMoments:
 
     def _all_gather(self, parts: Sequence[Tensor], flat: Sequence[Tensor]) -> None:
         """Fill ``flat`` tensors from their slices ``parts`` on all ranks. Collective."""
-        for dtype in dict.fromkeys(tensor.dtype for tensor in flat):
-            members = [index for index, tensor in enumerate(flat) if tensor.dtype == dtype]
-            own = [parts[index] for index in members]
-            whole = [flat[index] for index in members]
-            self._all_gather_alike(own, whole)
-
-    def _all_gather_alike(self, parts: Sequence[Tensor], flat: Sequence[Tensor]) -> None:
-        """Fill tensors of one dtype; see :meth:`_all_gather`."""
         world = self._world
-        sizes = [self._bounds(tensor, 0).stop for tensor in flat]
-        sent = parts[0].new_zeros(sum(sizes))
-        for padded, part in zip(torch.split(sent, sizes), parts, strict=True):
-            padded[: part.numel()] = part
-        found = sent.new_empty(world.size * sent.numel())
-        all_gather_single(found, sent, group=world.group)
-        for rank, message in enumerate(found.view(world.size, -1)):
-            for tensor, piece in zip(flat, torch.split(message, sizes), strict=True):
-                bounds = self._bounds(tensor, rank)
-                tensor[bounds] = piece[: bounds.stop - bounds.start]
+        for tensor, part in zip(flat, parts, strict=True):
+            tensor[self._bounds(tensor, world.rank)] = part
+        for dtype in dict.fromkeys(tensor.dtype for tensor in flat):
+            members = [tensor for tensor in flat if tensor.dtype == dtype]
+            views = [
+                [tensor[self._bounds(tensor, rank)] for tensor in members]
+                for rank in range(world.size)
+            ]
+            all_gather_views(views, rank=world.rank, group=world.group)
 
 
 def _numbered(optimizer: Optimizer, state_dict: dict[str, Any]) -> Iterator[tuple[Tensor, int]]:

@@ -6,18 +6,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ArbError, ConfigError, Interrupted
 from arb_ternary.protocols.runs import Phase, PhaseResult
 from arb_ternary_distributed.checks import (
-    check_checkpoint,
     check_config,
     check_parts,
     check_same_run,
@@ -28,7 +29,7 @@ from arb_ternary_distributed.saving import save_model
 from arb_ternary_distributed.schedule import DistributedSchedule
 from arb_ternary_distributed.shards import gather_rows
 from arb_ternary_train.build import RunParts
-from arb_ternary_train.checkpoint import Checkpoint, Pieces
+from arb_ternary_train.checkpoint import Pieces
 from arb_ternary_train.config import RanksConfig, RunConfig
 from arb_ternary_train.microbatches import MicrobatchSchedule
 from arb_ternary_train.model_state import ModelState, load_state
@@ -37,24 +38,40 @@ from arb_ternary_train.safetensors_file import TensorParts
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from arb_ternary_distributed.heartbeat import Heartbeat, Member
-    from arb_ternary_distributed.sharded_weights import ShardedWeights
     from arb_ternary_train.context import TrainingContext
 
 #: Seconds that a rank which has lost another waits for that one's reason.
 _REASON_TIMEOUT: Final = 3.0
-#: In errors of gloo and nccl whose other end is gone.
+#: How long ranks wait while rank 0 saves, or runs a phase alone.
+PATIENCE: Final = timedelta(days=1)
+#: In errors of gloo and nccl whose other end is gone, or does not answer.
 _LOST: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
+_TIMED_OUT: Final = "Timed out"
+
+
+@frozen
+class Member:
+    """A process of a process group; ``str()`` names it."""
+
+    rank: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
 
 
 class ProcessGroup:
     """The default group of ``torch.distributed``, which has been initialised; see ``World``.
 
+    Collectives of a step have the timeout of that group. Plain values, for which ranks may wait
+    while rank 0 works alone, are communicated on the host by a group that waits for a day.
+
     Args:
-        device: where this process computes. Plain values are always communicated on the host.
+        device: where this process computes.
         members: all ranks, by number.
         store: where a rank says why it leaves; None = nowhere.
-        heartbeat: closed when this rank leaves.
+        limit: timeout of the default group in seconds, for messages.
     """
 
     def __init__(
@@ -63,7 +80,7 @@ class ProcessGroup:
         *,
         members: Sequence[Member] = (),
         store: Store | None = None,
-        heartbeat: Heartbeat | None = None,
+        limit: int = 0,
     ) -> None:
         self.device = device
         self.rank = dist.get_rank()
@@ -71,10 +88,10 @@ class ProcessGroup:
         self.is_main = self.rank == 0
         self._members = members
         self._store = store
-        self._heartbeat = heartbeat
+        self._limit = limit
+        self._patient = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._last_barrier = "start"
         self._alone = False
-        self._sharded: ShardedWeights | None = None
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -97,7 +114,7 @@ class ProcessGroup:
 
     def broadcast(self, value: Any) -> Any:
         box = [value if self.is_main else None]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]
 
     def run_on_main(self, make: Callable[[], Any]) -> Any:
@@ -116,12 +133,12 @@ class ProcessGroup:
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self._patient)
         return values
 
     def barrier(self, where: str) -> None:
         self._last_barrier = where
-        dist.all_reduce(torch.zeros(1, dtype=torch.int32))
+        dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._patient)
 
     def stop_reason(self, own: str) -> str:
         wanted = torch.tensor([bool(own)], dtype=torch.int32)
@@ -147,10 +164,8 @@ class ProcessGroup:
     def main_process_only(self) -> Iterator[None]:
         before = self._alone
         self._alone = True
-        weights = nullcontext() if self._sharded is None else self._sharded.main_process_only()
         try:
-            with weights:
-                yield
+            yield
         finally:
             self._alone = before
 
@@ -163,20 +178,7 @@ class ProcessGroup:
         check_same_run(self, config, parts)
         check_parts(config, parts, self.size)
 
-    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        check_checkpoint(checkpoint, self.size)
-
     # --- training
-
-    def shard_weights(self, model: nn.Module, options: RanksConfig) -> tuple[str, ...]:
-        self._sharded = None
-        if options.weights == "replicated":
-            return ()
-        # FSDP takes a second or two to import.
-        from arb_ternary_distributed.sharded_weights import ShardedWeights
-
-        self._sharded = ShardedWeights(model, self)
-        return self._sharded.replicated
 
     def microbatch_schedule(
         self,
@@ -185,7 +187,7 @@ class ProcessGroup:
         *,
         compiled: bool = False,
     ) -> MicrobatchSchedule:
-        return DistributedSchedule(self, count, options, self._sharded, compiled=compiled)
+        return DistributedSchedule(self, count, options, compiled=compiled)
 
     def runs_on_every_rank(self, options: Any) -> bool:
         return has_microbatches(options)
@@ -217,10 +219,6 @@ class ProcessGroup:
             tensors.update(received)
         load_state(model, tensors, "rank 0")
 
-    def end_evaluation_round(self) -> None:
-        if self._sharded is not None:
-            self._sharded.end_evaluation_round()
-
     def save_model(
         self,
         model: nn.Module,
@@ -231,8 +229,6 @@ class ProcessGroup:
 
     def gather_full(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         gather_rows(model)
-        if self._sharded is not None:
-            self._sharded.gather_full()
         if optimizer is not None:
             gather_moments(optimizer)
 
@@ -256,48 +252,73 @@ class ProcessGroup:
             with suppress(RuntimeError):  # rank 0 may have failed meanwhile
                 self.barrier("end")
         cause = self._lost_rank(error) if _is_loss(error) else None
-        if cause is None and self._store is not None:
+        if cause is None:
             reason = f"{type(error).__name__}: {error}"
             if isinstance(error, ArbError):
                 reason = error.what
-            with suppress(RuntimeError):  # the rank that hosts the store may be gone
-                self._store.set(_reason_key(self.rank), reason)
+            self._tell(_reason_key(self.rank), reason)
         self._destroy()
         return cause
 
     def _lost_rank(self, error: BaseException) -> ArbError:
-        """Return an error that names the rank whose end ``error`` is a consequence of.
+        """Return an error that names the rank whose end or silence ``error`` is a consequence of.
 
         torchrun names only ranks of its own machine.
         """
-        again = (
-            "Its own message says more. Start again with --resume; torchrun --max-restarts N "
-            "does so itself."
-        )
+        again = "Start again with --resume; torchrun --max-restarts N does so itself."
+        timed_out = _TIMED_OUT in str(error)
+        if timed_out:
+            self._tell(_waiting_key(self.rank), "")
         deadline = time.monotonic() + _REASON_TIMEOUT
-        with suppress(RuntimeError):  # the rank that hosts the store may be gone
-            while self._store is not None and time.monotonic() < deadline:
-                for member in self._members:
-                    key = _reason_key(member.rank)
-                    if self._store.check([key]):
-                        reason = self._store.get(key).decode()
-                        return ArbError(f"rank {self.rank}: {member} has ended: {reason}", again)
-                time.sleep(0.1)
+        while time.monotonic() < deadline:
+            for member, reason in self._told(_reason_key):
+                return ArbError(
+                    f"rank {self.rank}: {member} has ended: {reason}",
+                    f"Its own message says more. {again}",
+                )
+            time.sleep(0.1)
+
+        waiting = [member for member, _ in self._told(_waiting_key)]
+        silent = [str(member) for member in self._members if member not in waiting]
+        if timed_out and silent:
+            return ArbError(
+                f"{', '.join(silent)}: no sign of life for {self._limit} s, the limit of "
+                f"ARB_TERNARY_RANK_TIMEOUT: stopped, hung or cut off",
+                f"{again} The newest checkpoint is intact.",
+            )
         first_line = str(error).partition("\n")[0]
         return ArbError(
             f"rank {self.rank}: another rank has ended without a word, after the barrier "
             f"{self._last_barrier!r}: {first_line}",
-            again,
+            f"Its own message says more. {again}",
         )
 
+    def _tell(self, key: str, value: str) -> None:
+        """Store a value for the other ranks."""
+        if self._store is not None:
+            with suppress(RuntimeError):  # the rank that hosts the store may be gone
+                self._store.set(key, value)
+
+    def _told(self, key_of: Callable[[int], str]) -> Iterator[tuple[Member, str]]:
+        """Yield the ranks that have stored a value under their key, with the value."""
+        if self._store is None:
+            return
+        with suppress(RuntimeError):  # the rank that hosts the store may be gone
+            for member in self._members:
+                key = key_of(member.rank)
+                if self._store.check([key]):
+                    yield member, self._store.get(key).decode()
+
     def _destroy(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.close()
         dist.destroy_process_group()
 
 
 def _reason_key(rank: int) -> str:
     return f"left/{rank}"
+
+
+def _waiting_key(rank: int) -> str:
+    return f"waiting/{rank}"
 
 
 def _is_loss(error: BaseException) -> bool:

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.errors import CheckpointError, ConfigError
-from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_distributed.checks import check_optimizer, no_global_draws
 from arb_ternary_distributed.collectives import all_gather_single
-from arb_ternary_distributed.exchange import ShardExchange, exchange_votes
+from arb_ternary_distributed.exchange import exchange_votes
 from arb_ternary_distributed.optimizer_state import shard_moments
-from arb_ternary_distributed.round_votes import RoundVotes
 from arb_ternary_distributed.shards import shard_rows
+from arb_ternary_distributed.step_votes import StepVotes
 from arb_ternary_distributed.sums import AllReduceSums, OrderedSums
 from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.loop_state import Outcome
@@ -32,7 +31,6 @@ from arb_ternary_train.protocols import ShardableBatches
 
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
-    from arb_ternary_distributed.sharded_weights import ShardedWeights
     from arb_ternary_train.loop import TrainingLoop
 
 
@@ -44,15 +42,13 @@ class DistributedSchedule:
     would. Votes are integers: the optimizer's exchange adds them when it steps. Without
     ``options.ordered_sums`` torch chooses the order in which gradients are added.
 
-    In the last round votes are sent while backward continues, unless a second rule would
-    communicate at the same time, or backward is ``compiled`` and calls no hooks. Votes for sharded
-    weights are sent in every round.
+    Votes are sent while backward continues, unless it is ``compiled`` and calls no hooks: in the
+    last round of a step, or with ``options.weights: sharded`` in every round.
 
     Args:
         world: the ranks.
         count: micro-batches per step.
         options: what the ranks share.
-        weights: the sharded weights of the model; None = they are replicated.
         compiled: whether the model is compiled.
 
     Raises:
@@ -64,7 +60,6 @@ class DistributedSchedule:
         world: ProcessGroup,
         count: int,
         options: RanksConfig,
-        weights: ShardedWeights | None = None,
         *,
         compiled: bool = False,
     ) -> None:
@@ -79,18 +74,20 @@ class DistributedSchedule:
         self._world = world
         self._count = count
         self._options = options
-        self._weights = weights
         self._compiled = compiled
-        self._rounds: RoundVotes | None = None
-        self._exchanges: dict[TernaryOptimizer, ShardExchange] = {}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
         """See ``MicrobatchSchedule``."""
         check_optimizer(optimizer, self._world.size)
         voters = sum_votes(model, optimizer, always=True)
         shard_rows(model, self._world)
-        self._rounds = None if self._weights is None else self._weights.round_exchange(voters)
-        self._exchanges = exchange_votes(optimizer, self._world, self._rounds)
+        self._votes = StepVotes(
+            self._world,
+            voters,
+            every_round=self._options.weights == "sharded",
+            during_backward=not self._compiled,
+        )
+        exchange_votes(optimizer, self._world, self._votes)
         if self._options.optimizer_state == "sharded":
             shard_moments(optimizer, self._world)
         return voters
@@ -129,34 +126,21 @@ class DistributedSchedule:
             sums: OrderedSums | AllReduceSums = OrderedSums(self._world)
         else:
             sums = AllReduceSums(self._world, len(_trainable(loop.model)))
-        for exchange in self._exchanges.values():
-            exchange.begin_step()
+        votes = self._votes
+        votes.begin_step()
         rounds = -(-count // size)
         for number in range(rounds):
             index = number * size + rank
             trained = index < count
             last = number == rounds - 1
             if trained:
-                if last and self._may_send_early:
-                    for rule, exchange in self._exchanges.items():
-                        exchange.send_during_backward(rule)
+                votes.begin_round(last=last)
                 with no_global_draws(self._world.device):
                     yield index
-            if self._weights is not None:
-                self._weights.end_round()
-            if self._rounds is not None:
-                self._rounds.end_round(last=last)
-            if last:
-                for rule, exchange in self._exchanges.items():
-                    exchange.end_step(rule)
+            votes.end_round(last=last)
             self._add(sums, loop, trained and outcomes[-1].finite)
         loop.microbatches = before + count
         self._take(sums, loop)
-
-    @property
-    def _may_send_early(self) -> bool:
-        """Whether votes are sent while the last backward pass continues."""
-        return len(self._exchanges) == 1 and self._weights is None and not self._compiled
 
     def _add(self, sums: OrderedSums | AllReduceSums, loop: TrainingLoop, present: bool) -> None:
         """Add gradients and statistics of a micro-batch to ``sums``, and clear them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from attrs import define
+from attrs import define, evolve
 from torch import Tensor, nn
 
 from arb_ternary.backends.dispatch import kernel
@@ -13,8 +13,9 @@ from arb_ternary.backends.protocol import ROW_SHARDS, WeightShape
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_distributed.collectives import all_gather_rows
+from arb_ternary_distributed.step_votes import RowSums
 from arb_ternary_distributed.wire import wire_kernel
-from arb_ternary_distributed.wire.rows import row_bounds, rows_shape
+from arb_ternary_distributed.wire.rows import row_bounds
 
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class AccumulatorShard:
-    """The rows of a module's accumulators on this rank; the ``RowShard`` of a replicated weight.
+    """The rows of a module's accumulators on this rank; the ``RowShard`` of a module.
 
     Attributes:
         module: whose accumulators.
@@ -30,8 +31,7 @@ class AccumulatorShard:
         bounds: first row of each rank, and the row after its last.
         flips: number of flips counted here in the current step; None if nothing was applied.
         before: own rows of the packed weight before the step.
-        after: own rows as the step has left them; the weight follows in ``gather_flips``. Both are
-            None if the weight itself has no other rows.
+        after: own rows as the step has left them; the weight follows in ``gather_flips``.
     """
 
     module: TernaryModule
@@ -49,7 +49,8 @@ class AccumulatorShard:
     @property
     def rows_shape(self) -> WeightShape:
         """The shape of own rows of the weight."""
-        return rows_shape(self.module.shape, *self.bounds[self.world.rank])
+        first, last = self.bounds[self.world.rank]
+        return evolve(self.module.shape, out_features=last - first)
 
     def gather(self, local: Tensor) -> Tensor:
         """See ``RowShard``."""
@@ -66,22 +67,12 @@ class AccumulatorShard:
         select_rows = wire_kernel(module.backend, "distributed.weight_rows")
         self.before = select_rows(module.weight, module.shape, first, last)
         self.after = self.before.clone()
-        self.flips = self.flip_(self.after, op, *settings)
-        return self.flips
-
-    def flip_(self, weight: Tensor, op: str, *settings: int) -> Tensor:
-        """Flip own rows in ``weight``, which holds no others.
-
-        Returns:
-            The number of trits that have changed, an int64 scalar.
-        """
-        module = self.module
-        first, last = self.bounds[self.world.rank]
         if first == last:
-            return torch.zeros((), dtype=torch.int64, device=weight.device)
+            self.flips = torch.zeros((), dtype=torch.int64, device=module.weight.device)
+            return self.flips
         shape = self.rows_shape
         state = module.vote_state()._replace(
-            weight=weight,
+            weight=self.after,
             exponent=module.exponent[first:last],
             exponent_votes=None,
             sums=None,
@@ -93,6 +84,7 @@ class AccumulatorShard:
         needs_first_row = op == "apply_scaled_votes" and first > 0
         apply = kernel(module.backend, op, ROW_SHARDS if needs_first_row else None)
         changed: Tensor = apply(state, *settings)
+        self.flips = changed
         return changed
 
 
@@ -105,14 +97,15 @@ def shard_rows(model: nn.Module, world: ProcessGroup) -> None:
         if module.shard is None and not module.frozen:
             votes = module.logical_votes()
             bounds = row_bounds(module.shape.out_features, world.size)
-            kind: type[AccumulatorShard] = getattr(module, "shard_type", AccumulatorShard)
-            module.shard = kind(module, world, bounds)
+            module.shard = AccumulatorShard(module, world, bounds)
             module.votes = module.packed_votes(votes)
 
 
 def gather_rows(model: nn.Module) -> None:
-    """Keep all rows of every module's accumulators on every rank again. Collective."""
+    """Keep all rows of every module's accumulators and sums on every rank again. Collective."""
     for _, module in ternary_modules(model):
+        if isinstance(module.sums, RowSums):
+            module.sum_votes()
         if module.shard is not None:
             votes = module.logical_votes()
             module.shard = None

@@ -6,9 +6,15 @@ and FAQ", 2024. Every forward pass computes from a weight ``w [N, K]``::
 
     gamma = mean |w|     T = clip(round(w / gamma), -1, 1)     W = gamma T
 
-The gradient of the rounding is that of the identity (straight through): ``dw = dW``. The product of
-``W`` and an int8 input is in :mod:`arb_ternary_qat.products`; the norm in front of each linear
-belongs to the model.
+The gradient of a rounding is that of the identity (straight through): ``dw = dW``. With an input
+``x [M, K]``::
+
+    s_m = max_k |x_mk| / 127     q = round(x / s)     y = (q s) @ W.T
+    dx = dy @ W                  dW = dy.T @ (q s)
+
+``q`` and ``T`` are integers of at most 8 bits, which bfloat16 represents exactly, and scales are
+applied to products in float32: under autocast only sums are rounded. The norm in front of each
+linear belongs to the model.
 """
 
 from __future__ import annotations
@@ -22,13 +28,6 @@ from torch import Tensor, nn
 from arb_ternary.errors import ComponentError, ConfigError
 from arb_ternary_interchange.decoder.weights import TernaryWeight
 from arb_ternary_qat.config import BitnetConfig, BitnetOfConfig
-from arb_ternary_qat.products import (
-    compute_dtype,
-    input_gradient,
-    product,
-    rounded_input,
-    weight_gradient,
-)
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 
@@ -43,6 +42,13 @@ def absmean_ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.div(wide, scale).round_().clamp_(-1, 1), scale
 
 
+def absmax_int8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return integers in [-127, 127] of each row, as floats, and the rows' scales ``[M, 1]``."""
+    wide = x_MK.detach().to(torch.promote_types(x_MK.dtype, torch.float32))
+    scale_M1 = (wide.abs().amax(dim=-1, keepdim=True) / 127).clamp_min(torch.finfo(wide.dtype).tiny)
+    return torch.div(wide, scale_M1).round_(), scale_M1
+
+
 class _BitProduct(torch.autograd.Function):
     """Product with the ternary weight, straight through to ``x`` and the master weight."""
 
@@ -52,10 +58,14 @@ class _BitProduct(torch.autograd.Function):
     ) -> Tensor:
         trits_NK, gamma = absmean_ternary(weight_NK)
         trits_NK = trits_NK.to(dtype)
-        q_MK, scale_M1 = rounded_input(x_MK, dtype, int8=int8)
+        q_MK, scale_M1 = absmax_int8(x_MK) if int8 else (x_MK.detach(), None)
+        q_MK = q_MK.to(dtype)
         ctx.save_for_backward(q_MK, scale_M1, trits_NK, gamma)
         ctx.dtypes = x_MK.dtype, weight_NK.dtype
-        return product(q_MK, scale_M1, trits_NK, gamma)
+        # The factor has dimensions, so that a bfloat16 product is scaled in float32 and rounded
+        # once.
+        factor = gamma.view(1, 1) if scale_M1 is None else scale_M1 * gamma
+        return (q_MK @ trits_NK.t()).mul_(factor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -65,9 +75,10 @@ class _BitProduct(torch.autograd.Function):
         grad_x = None
         grad_w = None
         if ctx.needs_input_grad[0]:
-            grad_x = input_gradient(grad_MN, trits_NK, gamma).to(x_dtype)
+            grad_x = (grad_MN @ trits_NK).mul_(gamma.view(1, 1)).to(x_dtype)
         if ctx.needs_input_grad[1]:
-            grad_w = weight_gradient(grad_MN, q_MK, scale_M1).to(weight_dtype)
+            scaled_MN = grad_MN if scale_M1 is None else (grad_MN * scale_M1).to(q_MK.dtype)
+            grad_w = (scaled_MN.t() @ q_MK).to(weight_dtype)
         return grad_x, grad_w, None, None
 
 
@@ -81,8 +92,12 @@ class BitLinear(FloatLinear):
     def product(self, x: Tensor) -> Tensor:
         """Multiply ``x[..., K] -> [..., N]``, in the dtype of autocast if it is enabled."""
         x_MK = x.reshape(-1, self.in_features)
+        device = x.device.type
+        dtype = x.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         y_MN: Tensor = _BitProduct.apply(  # type: ignore[no-untyped-call]
-            x_MK, self.weight, compute_dtype(x), self.activations == "int8"
+            x_MK, self.weight, dtype, self.activations == "int8"
         )
         return y_MN.view(*x.shape[:-1], self.out_features)
 

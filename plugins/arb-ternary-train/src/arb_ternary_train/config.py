@@ -77,8 +77,9 @@ class RanksConfig:
 
     weights: Literal["replicated", "sharded"] = option(
         "replicated",
-        "packed ternary weights and sums of votes: replicated = every rank has all of them, "
-        "sharded = each keeps some rows and has the others while a block runs (FSDP2)",
+        "sums of votes: replicated = every rank has those of all rows and sends them once per "
+        "step, sharded = each keeps those of its own rows and sends the others after every "
+        "micro-batch (FSDP); packed weights are on every rank",
         validator=in_(("replicated", "sharded")),
     )
     optimizer_state: Literal["replicated", "sharded"] = option(

@@ -184,10 +184,8 @@ def evaluate(
                 own.append(_evaluate_batch(model, masked, masking))
             done = index + 1
             if done % world.size == 0:
-                world.end_evaluation_round()
                 after_batch(done)
         if done % world.size:
-            world.end_evaluation_round()
             after_batch(done)
     return _mean(world, own)
 

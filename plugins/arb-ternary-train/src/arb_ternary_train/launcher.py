@@ -43,9 +43,9 @@ _SLURM_SIZE: Final = Variable("SLURM_NTASKS", "", "set by srun: used in place of
 _SLURM_LOCAL: Final = Variable("SLURM_LOCALID", "0", "set by srun: used in place of LOCAL_RANK")
 RANK_TIMEOUT: Final = Variable(
     "ARB_TERNARY_RANK_TIMEOUT",
-    "300",
-    "seconds without a sign of life from a process that trains with others, after which the "
-    "others name it and end; 0 = never",
+    "600",
+    "seconds that a process waits in a step for one that trains with it before it names that one "
+    "and ends; 0 = a day",
 )
 VARIABLES: Final = (
     _RANK,

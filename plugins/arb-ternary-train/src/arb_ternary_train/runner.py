@@ -187,7 +187,6 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         length = None
         if checkpoint is not None:
             length = check_same_run(checkpoint, identity, config)
-            world.check_checkpoint(checkpoint)
             if length is not None:
                 text = dump_yaml(to_plain(config))
                 world.run_on_main(lambda: files.change_length(text))
@@ -229,7 +228,6 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             _change_length(context, length)
         # The optimizer state in it would stay in memory as long as the run.
         del checkpoint
-        _shard_weights(context)
         yield context
 
 
@@ -360,18 +358,6 @@ def _load_initial_weights(context: TrainingContext) -> None:
     )
     without = f", but for {', '.join(skip)}" if skip else ""
     context.note(f"weights from {loaded}{without}")
-
-
-def _shard_weights(context: TrainingContext) -> None:
-    """Shard the weights if the config says so, and note which stay replicated."""
-    replicated = context.world.shard_weights(context.model, context.config.ranks)
-    if replicated:
-        more = ", ..." if len(replicated) > _LISTED else ""
-        context.note(
-            f"ranks.weights: backend {context.backend.name} packs {len(replicated)} weights in "
-            "tiles that do not end where the rows of a rank do; they stay replicated: "
-            f"{', '.join(replicated[:_LISTED])}{more}"
-        )
 
 
 def _finish(context: TrainingContext) -> RunReport:

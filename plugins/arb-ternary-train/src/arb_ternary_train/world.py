@@ -31,7 +31,7 @@ from arb_ternary_train.precision import resolve_device
 
 if TYPE_CHECKING:
     from arb_ternary_train.build import RunParts
-    from arb_ternary_train.checkpoint import Checkpoint, Pieces
+    from arb_ternary_train.checkpoint import Pieces
     from arb_ternary_train.config import RanksConfig, RunConfig
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.safetensors_file import TensorParts
@@ -106,7 +106,6 @@ class World(Protocol):
 
         Raises:
             ConfigError: they cannot; it names every option.
-            EnvironmentProblem: torch is too old.
         """
         ...
 
@@ -118,23 +117,7 @@ class World(Protocol):
         """
         ...
 
-    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Check that these processes can continue from ``checkpoint``.
-
-        Raises:
-            CheckpointError: it was written within a step.
-        """
-        ...
-
     # --- training
-
-    def shard_weights(self, model: nn.Module, options: RanksConfig) -> tuple[str, ...]:
-        """Shard the packed weights of ``model`` if ``options.weights`` says so. Collective.
-
-        Returns:
-            Names of modules that could not be sharded and stay replicated.
-        """
-        ...
 
     def microbatch_schedule(
         self, count: int, options: RanksConfig, *, compiled: bool = False
@@ -157,10 +140,6 @@ class World(Protocol):
 
     def run_phase_on_main(self, phase: Phase, context: TrainingContext) -> PhaseResult:
         """Run ``phase`` on rank 0 and give every rank the model that it leaves. Collective."""
-        ...
-
-    def end_evaluation_round(self) -> None:
-        """Synchronise after every rank has evaluated one batch or has none left. Collective."""
         ...
 
     def save_model(
@@ -219,12 +198,6 @@ class SingleProcess:
     def check_parts(self, config: RunConfig, parts: RunParts) -> None:
         """No-op: one process can train every model."""
 
-    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """No-op: one process can continue within a step."""
-
-    def shard_weights(self, model: nn.Module, options: RanksConfig) -> tuple[str, ...]:
-        return ()
-
     def microbatch_schedule(
         self, count: int, options: RanksConfig, *, compiled: bool = False
     ) -> MicrobatchSchedule:
@@ -235,9 +208,6 @@ class SingleProcess:
 
     def run_phase_on_main(self, phase: Phase, context: TrainingContext) -> PhaseResult:
         return phase.run(context)
-
-    def end_evaluation_round(self) -> None:
-        """No-op: there is no other process."""
 
     def save_model(
         self,

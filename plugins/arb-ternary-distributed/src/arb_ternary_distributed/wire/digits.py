@@ -4,12 +4,11 @@ A value ``v`` in ``-limit .. limit`` is the digit ``v + limit`` in base ``2 * li
 5, 15 and 255 pack ``p`` = 5, 3, 2 and 1 digits into a byte. ``n`` values take ``m = ceil(n / p)``
 bytes. Byte ``i`` holds the values ``i``, ``i + m``, ``i + 2 m``, ..., least significant first, so
 that neighbouring bytes hold neighbouring values and a processor works on many at a time. Digits
-beyond ``n`` are ``v = 0``. Base 65535 stands for int16, little endian, two bytes each.
+beyond ``n`` are ``v = 0``. Base 65535 stands for int16, two bytes each in the order of the machine.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 import torch
@@ -68,7 +67,7 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
     if base == RAW:
         packed = torch.empty(width, dtype=torch.uint8, device=values.device)
         packed.view(torch.int16).copy_(values)
-        return _swapped(packed)
+        return packed
     count = values.numel()
     half = base // 2
     if count:
@@ -84,17 +83,6 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
     return packed
 
 
-def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
-    """Unpack the ``count`` values that :func:`digits_to_bytes` packed: int16 ``[count]``.
-
-    Raises:
-        ValueError: ``packed`` does not have the length of ``count`` values.
-    """
-    values = torch.zeros(count, dtype=torch.int16, device=packed.device)
-    add_digits_(values, packed, base)
-    return values
-
-
 def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
     """Add packed values to ``total``, int16 or int32 ``[n]``, in place.
 
@@ -106,7 +94,7 @@ def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
     _check_sum(total, packed, base)
     if base == RAW:
         # A piece of a message may start at an odd address.
-        total.add_(_swapped(packed.clone()).view(torch.int16))
+        total.add_(packed.clone().view(torch.int16))
         return
     half = base // 2
     width = packed.numel()
@@ -128,10 +116,3 @@ def _check_sum(total: Tensor, packed: Tensor, base: int) -> None:
     if packed.dtype != torch.uint8 or tuple(packed.shape) != (width,):
         what = f"{total.numel()} values in base {base} take uint8 [{width}]"
         raise ValueError(f"{what}, got {packed.dtype} {list(packed.shape)}")
-
-
-def _swapped(packed: Tensor) -> Tensor:
-    """Convert bytes of int16 between the order of this machine and little endian."""
-    if sys.byteorder == "little":
-        return packed
-    return packed.view(-1, 2).flip(1).view(-1)

@@ -3,7 +3,7 @@
 A flip is a position (the flat index ``row * K + column``) and a direction, -1 or 1: a trit moves at
 most one step. On the wire, weights are cut into blocks of 32,768. First comes the number of flips
 of each block (uint16), then a uint16 for each flip: the position within its block in the low 15
-bits, and a 1 for upwards in the highest. All numbers are little endian and positions ascend. The
+bits, and a 1 for upwards in the highest. Positions ascend. The
 size of the counts follows from the number of weights alone, so ranks that exchange the counts first
 know the size of the rest: there are no headers.
 """
@@ -51,9 +51,7 @@ def encode_flips(positions: Tensor, directions: Tensor, size: int) -> Tensor:
     """
     counts = torch.bincount(positions // FLIP_BLOCK, minlength=count_bytes(size) // 2)
     entries = (positions & _POSITION) | (directions > 0).to(torch.int64) << 15
-    words = torch.cat([counts, entries])
-    low_and_high = torch.stack([words & 0xFF, words >> 8], dim=1)
-    return low_and_high.to(torch.uint8).view(-1)
+    return torch.cat([counts, entries]).to(torch.int16).view(torch.uint8)
 
 
 def decode_flips(message: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -79,9 +77,8 @@ def decode_flips(message: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _words(message: Tensor) -> Tensor:
-    """Return the int64 numbers of pairs of bytes, the low byte first."""
-    pairs = message.view(-1, 2).to(torch.int64)
-    return pairs[:, 0] | pairs[:, 1] << 8
+    """Return the int64 numbers of pairs of bytes, which begin at an even one."""
+    return message.view(torch.int16).to(torch.int64) & 0xFFFF
 
 
 # --- kernels for the layout of the torch backend

@@ -13,11 +13,10 @@ from arb_ternary_distributed.wire import digits, flips, rows
 
 Kernel = Callable[..., Any]
 
-#: Kernels that a backend may offer in addition to the ops of the core. The first three do not
+#: Kernels that a backend may offer in addition to the ops of the core. The first two do not
 #: depend on a layout.
 WIRE_KERNELS: Final[Mapping[str, Kernel]] = {
     "distributed.digits_to_bytes": digits.digits_to_bytes,
-    "distributed.bytes_to_digits": digits.bytes_to_digits,
     "distributed.add_digits_": digits.add_digits_,
     "distributed.weight_rows": rows.weight_rows,
     "distributed.flip_list": flips.flip_list,

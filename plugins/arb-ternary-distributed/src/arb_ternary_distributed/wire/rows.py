@@ -28,11 +28,6 @@ def row_bounds(rows: int, size: int) -> list[tuple[int, int]]:
     return [*pairwise(edges)]
 
 
-def rows_shape(shape: WeightShape, first: int, last: int) -> WeightShape:
-    """Return the shape of rows ``first .. last - 1`` of a weight."""
-    return WeightShape(last - first, shape.in_features, shape.group_size, shape.vote_bits)
-
-
 def weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> Tensor:
     """Return rows ``first .. last - 1`` of a packed weight of the torch backend: a view of it."""
     return weight[first:last]
