@@ -36,16 +36,8 @@ def refused(tiny: Any, *overrides: str, size: int = TWO) -> str:
             "phases.0.gradient_accumulation_steps: 1 of all ranks",
         ),
         ((FOUR_MICRO_BATCHES, "phases.0.preserve_state=true"), "phases.0.preserve_state: "),
-        (
-            (
-                FOUR_MICRO_BATCHES,
-                "model.float_parts=[norms]",
-                "model.embedding_scale_rule=correlation",
-            ),
-            "model.embedding_scale_rule: 'correlation'",
-        ),
     ],
-    ids=["too few micro-batches", "preserve_state", "correlation"],
+    ids=["too few micro-batches", "preserve_state"],
 )
 def test_an_option_that_needs_one_process_is_refused(
     tiny: Any, overrides: tuple[str, ...], named: str
@@ -101,6 +93,13 @@ def parts_of(config: Any, model: nn.Module | None = None) -> RunParts:
         model,
         parts.vocabulary_size,
     )
+
+
+def test_a_scale_rule_of_one_process_is_refused(tiny: Any) -> None:
+    options = ("model.float_parts=[norms]", "model.embedding_scale_rule=correlation")
+    config = tiny(FOUR_MICRO_BATCHES, *options)
+    with pytest.raises(ConfigError, match="model, embedding: scale rule 'correlation' follows"):
+        check_parts(config, parts_of(config), TWO)
 
 
 def test_dropout_is_refused_with_its_module(tiny: Any) -> None:

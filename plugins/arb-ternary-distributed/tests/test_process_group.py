@@ -29,7 +29,7 @@ def communicated(world: ProcessGroup) -> dict[str, Any]:
     found["no_stop"] = world.stop_reason("")
     found["stop"] = world.stop_reason("SIGTERM" if world.rank == 1 else "")
     found["made"] = world.run_on_main(lambda: f"made on {world.rank}")
-    world.barrier("here")
+    world.barrier()
 
     def fail() -> None:
         raise UsageProblem("it is wrong", "Make it right.")

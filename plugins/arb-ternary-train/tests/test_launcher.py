@@ -99,7 +99,7 @@ def test_a_single_process_agrees_with_itself() -> None:
     world: World = SingleProcess()
     assert world.broadcast("a") == world.run_on_main(lambda: "a") == world.stop_reason("a") == "a"
     assert world.gather("a") == ["a"]
-    world.barrier("anywhere")
+    world.barrier()
 
 
 def test_a_restarted_process_remembers_its_runs() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import torch
 from attrs import evolve
 from torch import nn
@@ -56,7 +55,6 @@ def check_config(config: RunConfig, size: int) -> None:
         faults += _phase_faults(choice, f"phases.{index}", size)
     for choice in choices_in(config):
         faults += _component_faults(choice)
-    faults += _model_option_faults(config.model)
     _raise_faults(size, faults)
 
 
@@ -204,21 +202,6 @@ def _component_faults(choice: Choice[Any]) -> Iterator[Fault]:
         yield f"optimizer {choice.name!r}", _DEFERS
 
 
-def _model_option_faults(model: Choice[Any]) -> Iterator[Fault]:
-    options = model.options
-    if not attrs.has(type(options)):
-        return
-    for field in attrs.fields(type(options)):
-        value = getattr(options, field.name)
-        if field.name.endswith("scale_rule") and value == "correlation":
-            yield (
-                f"model.{field.name}",
-                "'correlation' follows the tokens of one process; use residual or frozen",
-            )
-        if "dropout" in field.name and isinstance(value, float) and value > 0:
-            yield f"model.{field.name}", "each rank draws its own dropout masks; use 0"
-
-
 def _model_faults(model: nn.Module) -> Iterator[Fault]:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
@@ -227,7 +210,8 @@ def _model_faults(model: nn.Module) -> Iterator[Fault]:
         if getattr(ternary, "scale_rule", None) == "correlation":
             yield (
                 f"model, {name}",
-                "its exponents follow the tokens of one process (scale rule correlation)",
+                "scale rule 'correlation' follows the tokens of one process; use residual or "
+                "frozen",
             )
 
 

@@ -90,7 +90,6 @@ class ProcessGroup:
         self._store = store
         self._limit = limit
         self._patient = dist.new_group(backend="gloo", timeout=PATIENCE)
-        self._last_barrier = "start"
         self._alone = False
 
     @property
@@ -136,8 +135,7 @@ class ProcessGroup:
         dist.all_gather_object(values, value, group=self._patient)
         return values
 
-    def barrier(self, where: str) -> None:
-        self._last_barrier = where
+    def barrier(self) -> None:
         dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._patient)
 
     def stop_reason(self, own: str) -> str:
@@ -236,7 +234,7 @@ class ProcessGroup:
 
     def shutdown(self) -> None:
         """Leave once all ranks have come to their end. Collective."""
-        self.barrier("end")
+        self.barrier()
         self._destroy()
 
     def shutdown_after(self, error: BaseException) -> ArbError | None:
@@ -250,7 +248,7 @@ class ProcessGroup:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             with suppress(RuntimeError):  # rank 0 may have failed meanwhile
-                self.barrier("end")
+                self.barrier()
         cause = self._lost_rank(error) if _is_loss(error) else None
         if cause is None:
             reason = f"{type(error).__name__}: {error}"
@@ -288,8 +286,7 @@ class ProcessGroup:
             )
         first_line = str(error).partition("\n")[0]
         return ArbError(
-            f"rank {self.rank}: another rank has ended without a word, after the barrier "
-            f"{self._last_barrier!r}: {first_line}",
+            f"rank {self.rank}: another rank has ended without a word: {first_line}",
             f"Its own message says more. {again}",
         )
 

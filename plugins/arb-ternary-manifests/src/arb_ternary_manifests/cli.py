@@ -84,7 +84,7 @@ def run(
         for rank in range(world.size):
             if rank == world.rank:
                 planned = plan(file, directory, dry=False, files=lambda target: directory / target)
-            world.barrier("the plan of the manifest")
+            world.barrier()
         is_main = world.is_main
     command = ["arb", "run", str(manifest)]
     for name in chosen:

@@ -84,8 +84,8 @@ class World(Protocol):
         """Return the values of all ranks, by rank. Collective."""
         ...
 
-    def barrier(self, where: str) -> None:
-        """Wait for all ranks; ``where`` names the place in error messages. Collective."""
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
         ...
 
     def stop_reason(self, own: str) -> str:
@@ -183,7 +183,7 @@ class SingleProcess:
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def barrier(self, where: str) -> None:
+    def barrier(self) -> None:
         """No-op: there is no other process."""
 
     def stop_reason(self, own: str) -> str:

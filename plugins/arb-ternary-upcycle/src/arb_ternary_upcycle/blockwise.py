@@ -121,7 +121,7 @@ class BlockwisePhase:
         )
         yield Streams(student, teacher, config.distill_target, cache)
         cache.remove()
-        context.world.barrier("the end of the cached outputs")
+        context.world.barrier()
         if context.world.is_main:
             # The run may have had more ranks before it was stopped.
             for left in caches.glob(f"{phase}-rank-*"):

@@ -86,12 +86,8 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
 def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
     """Add packed values to ``total``, int16 or int32 ``[n]``, in place.
 
-    The caller knows that the sums fit.
-
-    Raises:
-        ValueError: ``packed`` does not have the length of ``n`` values.
+    The caller knows that the sums fit, and that ``packed`` holds ``n`` values.
     """
-    _check_sum(total, packed, base)
     if base == RAW:
         # A piece of a message may start at an odd address.
         total.add_(packed.clone().view(torch.int16))
@@ -104,15 +100,3 @@ def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
         digits = rest.remainder(base)[: plane.numel()]
         rest = rest.div(base, rounding_mode="floor")
         plane.add_(digits).sub_(half)
-
-
-def _check_sum(total: Tensor, packed: Tensor, base: int) -> None:
-    """Raise ValueError unless ``packed`` holds as many values as ``total`` has."""
-    if total.dtype not in (torch.int16, torch.int32) or total.dim() != 1:
-        raise ValueError(
-            f"the sum must be int16 or int32 [n], got {total.dtype} {list(total.shape)}"
-        )
-    width = bytes_for(total.numel(), base)
-    if packed.dtype != torch.uint8 or tuple(packed.shape) != (width,):
-        what = f"{total.numel()} values in base {base} take uint8 [{width}]"
-        raise ValueError(f"{what}, got {packed.dtype} {list(packed.shape)}")
