@@ -264,9 +264,9 @@ class ProcessGroup:
         torchrun names only ranks of its own machine.
         """
         again = "Start again with --resume; torchrun --max-restarts N does so itself."
-        timed_out = _TIMED_OUT in str(error)
-        if timed_out:
-            self._tell(_waiting_key(self.rank), "")
+        # gloo closes the connections of a rank that has waited too long; others may see that first.
+        timed_out = _TIMED_OUT if _TIMED_OUT in str(error) else ""
+        self._tell(_waiting_key(self.rank), timed_out)
         deadline = time.monotonic() + _REASON_TIMEOUT
         while time.monotonic() < deadline:
             for member, reason in self._told(_reason_key):
@@ -276,9 +276,9 @@ class ProcessGroup:
                 )
             time.sleep(0.1)
 
-        waiting = [member for member, _ in self._told(_waiting_key)]
+        waiting = dict(self._told(_waiting_key))
         silent = [str(member) for member in self._members if member not in waiting]
-        if timed_out and silent:
+        if _TIMED_OUT in waiting.values() and silent:
             return ArbError(
                 f"{', '.join(silent)}: no sign of life for {self._limit} s, the limit of "
                 f"ARB_TERNARY_RANK_TIMEOUT: stopped, hung or cut off",
