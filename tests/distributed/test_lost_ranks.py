@@ -85,6 +85,8 @@ def killed_and_restarted(
     if ended.codes[other]:
         assert "has ended" in ended.said[other]
     ranks.must(config, directory, size=2, attempt=1)
+    # An attempt that is killed before its first checkpoint leaves its metrics.
+    (directory / "metrics.before.jsonl").unlink(missing_ok=True)
     same_files(whole, directory)
 
 
