@@ -23,8 +23,8 @@ from arb_ternary_distributed.process_group import ProcessGroup
 from arb_ternary_distributed.shards import shard_rows
 from arb_ternary_distributed.step_votes import RowSums, StepVotes
 from arb_ternary_distributed.wire.rows import row_bounds
-from arb_test_support.ranks import on_ranks
 from arb_ternary_train.world import SingleProcess, World
+from arb_test_support.ranks import on_ranks
 
 WIDTH = 32
 BLOCKS = 5
