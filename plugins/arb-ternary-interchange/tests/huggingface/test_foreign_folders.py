@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import tokenizers
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 
-from arb_ternary.errors import DataError
+from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary.plugins.discovery import install_command
 from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
-from arb_ternary_interchange.huggingface.added_tokens import read_settings
+from arb_ternary_interchange.huggingface import tokenizer_conversion
 from arb_ternary_interchange.huggingface.folder import fetched
 from arb_ternary_interchange.huggingface.importer import HfImporter
 from arb_ternary_interchange.huggingface.known import (
@@ -31,8 +33,9 @@ from arb_ternary_interchange.huggingface.known import (
 from arb_ternary_interchange.huggingface.model import HfModel
 from arb_ternary_interchange.huggingface.model_config import ModelConfig, read_model_config
 from arb_ternary_interchange.huggingface.tokenizer_files import read_tokenizer
+from arb_ternary_interchange.huggingface.tokenizer_settings import read_settings
 from arb_ternary_interchange.options import ImportConfig
-from arb_ternary_text.data.tokenizers import base_state, from_json
+from arb_ternary_text.data.tokenizers import from_json
 from arb_ternary_text.models.decoder import Decoder
 
 #: How Qwen 2 splits a text.
@@ -198,6 +201,12 @@ def lay_out(folder: Path, trained: dict[str, Any], model_type: str) -> int:
     return len(model["vocab"])
 
 
+@pytest.fixture
+def convert_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transformers convert tokenizers in this process, which has imported it."""
+    monkeypatch.setattr(tokenizer_conversion, "_run", tokenizer_conversion.write_answer)
+
+
 def compare_ids(folder: Path, model_type: str) -> None:
     """Compare with the tokenizer that transformers makes of the folder."""
     from transformers import AutoTokenizer
@@ -211,28 +220,24 @@ def compare_ids(folder: Path, model_type: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("model_type", "settings"),
-    [
-        ("qwen2", {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}),
-        ("qwen3", {"tokenizer_class": "Qwen2TokenizerFast", "pad_token": "<|endoftext|>"}),
-        ("qwen2", {}),
-        ("llama", {"tokenizer_class": "GPT2Tokenizer"}),
-    ],
-)
-def test_a_vocabulary_with_merges_gives_the_ids_of_transformers(
-    tmp_path: Path, trained: dict[str, Any], model_type: str, settings: dict[str, Any]
+def test_a_vocabulary_with_merges_is_converted_by_transformers(
+    tmp_path: Path, trained: dict[str, Any]
 ) -> None:
-    size = lay_out(tmp_path, trained, model_type)
+    size = lay_out(tmp_path, trained, "qwen2")
     added = {"<|endoftext|>": size, "<|im_start|>": size + 1, "<|im_end|>": size + 2}
     write(tmp_path / "added_tokens.json", added)
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}
     write(tmp_path / "tokenizer_config.json", settings)
-    compare_ids(tmp_path, model_type)
-    assert read_tokenizer(tmp_path, model_type).notes == ()
+    compare_ids(tmp_path, "qwen2")
+    found = read_tokenizer(tmp_path, "qwen2")
+    assert found.notes == ()
+    assert found.state is not None
+    assert found.state["special"]["eos"] == [size + 2]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("where", ["added_tokens.json", "added_tokens_decoder"])
+@pytest.mark.usefixtures("convert_here")
 def test_tokens_beside_a_tokenizer_json_are_added(
     tmp_path: Path, trained: dict[str, Any], where: str
 ) -> None:
@@ -254,32 +259,36 @@ def test_tokens_beside_a_tokenizer_json_are_added(
     compare_ids(tmp_path, "llama")
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("convert_here")
 def test_tokenizer_files_that_cannot_be_put_together_are_refused(
     tmp_path: Path, trained: dict[str, Any]
 ) -> None:
-    size = lay_out(tmp_path, trained, "llama")
-    with pytest.raises(DataError, match="how the tokenizer of a llama splits a text") as caught:
-        read_tokenizer(tmp_path, "llama")
-    assert "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)" in caught.value.hint
+    size = lay_out(tmp_path, trained, "qwen2")
     write(tmp_path / "added_tokens.json", {"<far>": size + 5})
+    with pytest.raises(DataError, match=f"'<far>' has the id {size + 5} in the files") as caught:
+        read_tokenizer(tmp_path, "qwen2")
+    assert "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)" in caught.value.hint
+    (tmp_path / "added_tokens.json").unlink()
+    (tmp_path / "vocab.json").write_text("[", encoding="utf-8")
     with pytest.raises(
-        DataError, match=f"'<far>' has the id {size + 5} in the files beside it, and would"
+        DataError, match=r"vocab\.json: is converted .*: transformers cannot do that"
     ):
         read_tokenizer(tmp_path, "qwen2")
-    write(tmp_path / "added_tokens.json", {"a": 3})
-    with pytest.raises(DataError, match=r"'a' has the id 3"):
+
+
+def test_a_conversion_needs_transformers_and_ends(
+    tmp_path: Path, trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(tmp_path, trained, "qwen2")
+    monkeypatch.setattr(tokenizer_conversion, "_SECONDS", 0.01)
+    with pytest.raises(DataError, match=r"transformers did not end in 0\.01 seconds"):
         read_tokenizer(tmp_path, "qwen2")
-    (tmp_path / "added_tokens.json").unlink()
-    merges = [" ".join(pair) for pair in trained["model"]["merges"]]
-    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges[0]}\nq q\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"merges\.txt: line 3: is not two tokens"):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(EnvironmentProblem, match="needs the package `transformers`") as caught:
         read_tokenizer(tmp_path, "qwen2")
-    (tmp_path / "merges.txt").unlink()
-    with pytest.raises(DataError, match=r"merges\.txt: cannot be read"):
-        read_tokenizer(tmp_path, "qwen2")
-    write(tmp_path / "vocab.json", {"a": 0, "b": 2})
-    with pytest.raises(DataError, match=r"vocab\.json: its ids are not the numbers from 0 to 1"):
-        read_tokenizer(tmp_path, "qwen2")
+    assert install_command("arb-ternary-interchange[transformers]") in caught.value.hint
+    assert "save_pretrained" in caught.value.hint
 
 
 def sentencepiece_model() -> bytes:
@@ -294,16 +303,17 @@ def sentencepiece_model() -> bytes:
     return stream.getvalue()
 
 
-def test_tokens_added_to_a_sentencepiece_model_are_refused(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("convert_here")
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+def test_a_sentencepiece_model_is_converted_by_transformers(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "config.json", CONFIG)
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
-    write(tmp_path / "added_tokens.json", {"<unk>": 0})
-    state = read_tokenizer(tmp_path, "llama").state
-    assert state is not None
-    size = from_json(state).vocabulary_size
-    write(tmp_path / "added_tokens.json", {"<unk>": 0, "<|im_start|>": size})
-    with pytest.raises(DataError, match=f"has {size} pieces, and other files add 1") as caught:
-        read_tokenizer(tmp_path, "llama")
-    assert "save_pretrained" in caught.value.hint
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": name, "eos_token": "</s>"})
+    compare_ids(tmp_path, "llama")
+    size = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model()).vocab_size()
+    write(tmp_path / "added_tokens.json", {"<|im_start|>": size})
+    compare_ids(tmp_path, "llama")
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_names_both_numbers(
@@ -324,6 +334,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_names_both_numbers(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("convert_here")
 def test_special_tokens_without_an_id_get_the_next_rows(
     tmp_path: Path, trained: dict[str, Any]
 ) -> None:
@@ -333,34 +344,18 @@ def test_special_tokens_without_an_id_get_the_next_rows(
     write(tmp_path / "tokenizer_config.json", settings)
     compare_ids(tmp_path, "llama")
     size = len(trained["model"]["vocab"])
-    found = read_tokenizer(tmp_path, "llama", size + 1)
-    note = "Special tokens that have no id of the model, and are left out: '<|im_start|>'."
-    assert found.notes == (note,)
-    assert found.state is not None
-    assert from_json(found.state).vocabulary_size == size + 1
-    base = base_state(found.state)
-    assert base is not None
-    added = json.loads(base["definition"])["added_tokens"]
-    assert [(token["content"], token["special"]) for token in added] == [
-        ("a", True),
-        ("<tool>", True),
-    ]
-
-
-def test_special_tokens_that_a_sentencepiece_model_lacks_are_named(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
-    write(tmp_path / "tokenizer_config.json", {"bos_token": "<s>", "pad_token": "<pad>"})
-    (note,) = read_tokenizer(tmp_path, "llama").notes
-    assert note == "Special tokens that have no id of the model, and are left out: '<pad>'."
+    write(tmp_path / "tokenizer_config.json", {"pad_token": "<tool>"})
+    note = "Special tokens that have no id of the model, and are left out: '<tool>'."
+    assert read_tokenizer(tmp_path, "llama", size).notes == (note,)
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("convert_here")
 @pytest.mark.parametrize("prefix", [True, False, None])
 @pytest.mark.parametrize(
     ("name", "in_file"),
     [
         ("GPT2Tokenizer", None),
-        ("Qwen2Tokenizer", None),
         ("Qwen2TokenizerFast", False),
         ("Qwen2Tokenizer", True),
         ("PreTrainedTokenizerFast", False),
@@ -370,6 +365,9 @@ def test_special_tokens_that_a_sentencepiece_model_lacks_are_named(tmp_path: Pat
 def test_a_space_before_a_text_is_that_of_transformers(
     tmp_path: Path, trained: dict[str, Any], prefix: bool | None, name: str, in_file: bool | None
 ) -> None:
+    end = len(trained["model"]["vocab"])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    token = {"id": end, "content": "<|endoftext|>", **flags, "special": True}
     if in_file is None:
         lay_out(tmp_path, trained, "llama")
     else:
@@ -379,42 +377,35 @@ def test_a_space_before_a_text_is_that_of_transformers(
         level["trim_offsets"] = True
         parts = [{**split, "invert": False}, level]
         definition = {**trained, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}
-        write(tmp_path / "tokenizer.json", {**definition, "normalizer": {"type": "NFC"}})
+        definition |= {"normalizer": {"type": "NFC"}, "added_tokens": [token]}
+        write(tmp_path / "tokenizer.json", definition)
     settings = {} if prefix is None else {"add_prefix_space": prefix}
     write(tmp_path / "tokenizer_config.json", {"tokenizer_class": name, **settings})
     compare_ids(tmp_path, "llama")
     assert read_tokenizer(tmp_path, "llama").notes == ()
 
 
-def test_a_space_that_other_tokenizers_do_not_put_is_refused(
-    tmp_path: Path, trained: dict[str, Any]
+@pytest.mark.parametrize(
+    ("class_name", "prefix"),
+    [("Qwen2Tokenizer", False), ("PreTrainedTokenizerFast", True), ("LlamaTokenizer", None)],
+)
+def test_a_tokenizer_json_that_says_everything_is_read_as_it_is(
+    tmp_path: Path, trained: dict[str, Any], class_name: str, prefix: bool | None, monkeypatch: Any
 ) -> None:
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
-    prepend = {"type": "Prepend", "prepend": "\u2581"}
-    both = {"type": "Sequence", "normalizers": [prepend, replace]}
-    never = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never"}
-    older = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}
-    for parts, has_space in (
-        ({"normalizer": both, "pre_tokenizer": None}, True),
-        ({"normalizer": replace, "pre_tokenizer": None}, False),
-        ({"pre_tokenizer": never}, False),
-        ({"pre_tokenizer": older}, True),
-    ):
-        write(tmp_path / "tokenizer.json", {**trained, **parts})
-        settings = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": has_space}
-        write(tmp_path / "tokenizer_config.json", settings)
-        assert read_tokenizer(tmp_path, "llama").notes == ()
-        write(tmp_path / "tokenizer_config.json", {**settings, "add_prefix_space": not has_space})
-        with pytest.raises(DataError, match=r"'add_prefix_space' of tokenizer_config\.json is"):
-            read_tokenizer(tmp_path, "llama")
-    (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
-    write(tmp_path / "tokenizer_config.json", {"add_prefix_space": True})
-    assert read_tokenizer(tmp_path, "llama").notes == ()
-    write(tmp_path / "tokenizer_config.json", {"add_prefix_space": False})
-    with pytest.raises(DataError, match="puts a space before a text") as caught:
-        read_tokenizer(tmp_path, "llama")
-    assert "save_pretrained" in caught.value.hint
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    end = len(trained["model"]["vocab"])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    token = {"content": "<|endoftext|>", **flags, "special": True}
+    write(tmp_path / "tokenizer.json", {**trained, "added_tokens": [{"id": end, **token}]})
+    settings = {"tokenizer_class": class_name, "added_tokens_decoder": {str(end): token}}
+    settings |= {"eos_token": "<|endoftext|>", "add_prefix_space": prefix}
+    if prefix is None:
+        del settings["add_prefix_space"]
+    write(tmp_path / "tokenizer_config.json", settings)
+    found = read_tokenizer(tmp_path, "llama")
+    assert found.notes == ()
+    assert found.state is not None
+    assert found.state["special"]["eos"] == [end]
 
 
 # --- every key and file
@@ -478,6 +469,8 @@ def test_every_key_of_an_inner_object_is_used_or_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("convert_here")
 def test_every_key_of_a_tokenizer_is_used_or_harmless_or_named(
     tmp_path: Path, trained: dict[str, Any]
 ) -> None:
@@ -571,6 +564,8 @@ FILES = (
 )
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("convert_here")
 def test_every_file_is_used_or_harmless_or_named(
     tmp_path: Path, make_decoder: Make, export: Export
 ) -> None:

@@ -153,9 +153,7 @@ HARMLESS_FILES: Final[Mapping[str, str]] = {
     ),
     r"(trainer_state|(all|train|eval)_results)\.json": "the record of a training",
 }
-#: Files that make a tokenizer, or say something of it. A ``tokenizer.json`` holds what
-#: ``tokenizer.model``, ``vocab.json`` and ``merges.txt`` hold; without one, a note names those of
-#: the three that are not used.
+#: Files that make a tokenizer, or say something of it.
 TOKENIZER_FILES: Final = (
     "added_tokens.json",
     "merges.txt",

@@ -9,12 +9,10 @@ from typing import Any, Final
 
 from arb_ternary.errors import DataError
 from arb_ternary_interchange.huggingface.json_file import Values, read_object, read_text
-from arb_ternary_text.data.file_tokenizers import FileTokenizer, SentencePieceTokenizer
+from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.special_tokens import SpecialTokens
 from arb_ternary_text.data.tokenizers import (
     Tokenizer,
-    base_tokenizer,
-    from_json,
     special_tokens,
     token_text,
 )
@@ -27,17 +25,13 @@ _SPECIAL_MAP: Final = "special_tokens_map.json"
 _MAX_BYTES: Final = 16 << 20
 #: Name of the template among several that is used without asking for one.
 _DEFAULT: Final = "default"
-#: Classes whose texts begin with BOS unless a file says otherwise.
-_ADDING_BOS: Final = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
 
 
 def with_special_tokens(
     folder: Path,
-    state: Mapping[str, Any],
-    *,
+    tokenizer: Tokenizer,
     special: Mapping[str, str | None],
     settings: Mapping[str, Any],
-    class_name: str,
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Return a tokenizer with the special tokens and the template of its folder, and notes.
 
@@ -46,29 +40,25 @@ def with_special_tokens(
 
     Args:
         folder: the model folder.
-        state: the tokenizer as ``to_json`` writes it.
+        tokenizer: the tokenizer.
         special: texts of the tokens by role, such as ``eos_token``.
         settings: content of ``tokenizer_config.json``.
-        class_name: class of the tokenizer in transformers.
+
+    Returns:
+        the tokenizer as ``to_json`` writes it, and what is left out, one sentence each.
 
     Raises:
         DataError: a file is damaged.
     """
-    try:
-        tokenizer = from_json(state)
-    except DataError as error:
-        names = ("tokenizer.json", "tokenizer.model", "vocab.json")
-        path = next((folder / name for name in names if (folder / name).is_file()), folder)
-        raise DataError(f"{path}: {error.what}", error.hint) from error
-    base = base_tokenizer(tokenizer)
+    state = tokenizer.to_json()
     size = tokenizer.vocabulary_size
     notes: list[str] = []
 
     def named(role: str) -> int | None:
         text = special.get(role)
-        if text is None or not isinstance(base, FileTokenizer | SentencePieceTokenizer):
+        if text is None or not isinstance(tokenizer, FileTokenizer):
             return None
-        return base.token_id(text)
+        return tokenizer.token_id(text)
 
     config = _object(folder / _CONFIG)
     generation = _object(folder / _GENERATION) or config
@@ -88,7 +78,7 @@ def with_special_tokens(
     pad = named("pad_token")
     template, more = _template(folder, settings)
     notes += more
-    adds_bos, adds_eos = _added(base, bos, own_end, settings, class_name)
+    adds_bos, adds_eos = _added(tokenizer, bos, own_end, settings)
     found = SpecialTokens(
         bos=bos if bos is not None else next(iter(stated("bos_token_id")), None),
         eos=tuple(dict.fromkeys(ends)),
@@ -131,16 +121,12 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> tuple[str | None, li
 
 
 def _added(
-    base: Tokenizer,
-    bos: int | None,
-    eos: int | None,
-    settings: Mapping[str, Any],
-    class_name: str,
+    tokenizer: Tokenizer, bos: int | None, eos: int | None, settings: Mapping[str, Any]
 ) -> tuple[bool, bool]:
     """Return whether the tokenizer adds BOS and EOS to a text."""
-    found = (class_name in _ADDING_BOS, False)
-    if isinstance(base, FileTokenizer):
-        found = base.adds(bos, eos)
+    found = (False, False)
+    if isinstance(tokenizer, FileTokenizer):
+        found = tokenizer.adds(bos, eos)
     flags = [settings.get("add_bos_token"), settings.get("add_eos_token")]
     adds_bos, adds_eos = (
         given if isinstance(given, bool) else own for given, own in zip(flags, found, strict=True)

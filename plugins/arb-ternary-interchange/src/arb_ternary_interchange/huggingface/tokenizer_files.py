@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,41 +10,33 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from arb_ternary.errors import ConfigError, DataError
-from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
-from arb_ternary_interchange.huggingface.added_tokens import (
-    NO_ID,
-    SAVE_AGAIN,
-    TokenizerSettings,
-    read_settings,
-    with_added_tokens,
-)
-from arb_ternary_interchange.huggingface.json_file import read_bytes, read_object, read_text
+from arb_ternary_interchange.huggingface.json_file import read_object, read_text
 from arb_ternary_interchange.huggingface.known import note_of
-from arb_ternary_interchange.huggingface.prefix_space import (
-    check_prefix_space,
-    has_prefix_space,
-    set_prefix_space,
-)
-from arb_ternary_interchange.huggingface.sentencepiece_definition import (
-    special_roles,
-    tokenizer_definition,
-)
+from arb_ternary_interchange.huggingface.sentencepiece_definition import tokenizer_definition
 from arb_ternary_interchange.huggingface.special_tokens import (
     adding_definition,
     special_token_settings,
     with_special_tokens,
     write_special_tokens,
 )
-from arb_ternary_interchange.sentencepiece_model import read_model
+from arb_ternary_interchange.huggingface.tokenizer_conversion import SAVE_AGAIN, convert_tokenizer
+from arb_ternary_interchange.huggingface.tokenizer_settings import (
+    TokenizerSettings,
+    read_settings,
+)
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
-from arb_ternary_text.data.file_tokenizers import SentencePieceTokenizer
-from arb_ternary_text.data.tokenizers import base_state, from_json
+from arb_ternary_text.data.file_tokenizers import FileTokenizer, SentencePieceTokenizer
+from arb_ternary_text.data.tokenizers import ByteTokenizer, Tokenizer, base_state, from_json
 
 _DEFINITION: Final = "tokenizer.json"
-_SENTENCEPIECE: Final = "tokenizer.model"
 _CONFIG: Final = "tokenizer_config.json"
-_VOCABULARY: Final = "vocab.json"
+#: Files of which transformers makes a tokenizer.
+_CONVERTED: Final = ("tokenizer.model", "vocab.json")
 _MERGES: Final = "merges.txt"
+#: How tokens write a space.
+_SPACES: Final = ("\u0120", "\u2581")
+#: The start of a note on special tokens.
+_NO_ID: Final = "Special tokens that have no id of the model, and are left out"
 #: Largest tokenizer file; those of vocabularies of 256,000 ids have 35 MB.
 _MAX_BYTES: Final = 128 << 20
 
@@ -58,18 +49,14 @@ _REASONS: Final = {
 }
 
 
-#: Classes of transformers that make a tokenizer of a vocabulary and merges: how they split a text
-#: (:data:`.PRE_TOKENIZERS`), and how they normalise it.
-_CLASSES: Final[Mapping[str, tuple[str, Mapping[str, str] | None]]] = {
-    "GPT2Tokenizer": ("gpt-2", None),
-    "Qwen2Tokenizer": ("qwen2", {"type": "NFC"}),
-}
+#: Classes that make a tokenizer of a ``tokenizer.json`` anew: its space before a text is that of
+#: the settings, and :data:`_DEFAULT_SPECIAL` has the roles that no file gives a token.
+_REBUILT: Final = ("GPT2Tokenizer", "Qwen2Tokenizer")
+_DEFAULT_SPECIAL: Final = "<|endoftext|>"
 #: Classes that take a ``tokenizer.json`` as it is.
 _AS_IN_FILE: Final = ("PreTrainedTokenizer", "TokenizersBackend")
 #: The class of a model type whose folder does not say.
 _CLASS_OF_MODEL: Final = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
-#: The special token of these classes in the roles that no file gives a token.
-_DEFAULT_SPECIAL: Final = "<|endoftext|>"
 
 
 @frozen
@@ -107,8 +94,7 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
     Raises:
         ConfigError: transformers has no such tokenizer.
         DataError: a sentencepiece model is damaged.
-        EnvironmentProblem: the comparison with a sentencepiece model needs a package that is not
-            installed.
+        EnvironmentProblem: a sentencepiece model needs a package that is not installed.
     """
     # The embedding may have more rows than ids.
     base = base_state(tokenizer) or {}
@@ -132,10 +118,9 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
     elif kind == "file":
         definition = str(base["definition"])
     else:
-        content = base64.b64decode(base["model"])
-        model = read_model(content)
-        definition = json.dumps(tokenizer_definition(model, content))
-        settings = special_roles(model) | settings
+        model = SentencePieceTokenizer(str(base["model"]))
+        definition = tokenizer_definition(model)
+        settings = {f"{role}_token": text for role, text in model.roles().items()} | settings
     (folder / _DEFINITION).write_text(adding_definition(whole, definition), encoding="utf-8")
     (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     write_special_tokens(folder, whole)
@@ -144,150 +129,96 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
 def read_tokenizer(
     folder: Path, model_type: str, vocabulary_size: int | None = None
 ) -> FoundTokenizer:
-    """Read the tokenizer of a model folder: ``tokenizer.json``, ``tokenizer.model``, or
-    ``vocab.json`` with ``merges.txt``, and the tokens that other files add to it.
+    """Read the tokenizer of a model folder: ``tokenizer.json``, or what transformers makes of
+    other files.
 
     Args:
         folder: the folder.
         model_type: the model type of its ``config.json``.
-        vocabulary_size: number of ids of the model; None if it is not known.
+        vocabulary_size: number of ids of the model; special tokens without an id get none from
+            there on. None if it is not known.
 
     Raises:
-        DataError: a file cannot be read, is too large, or is not UTF-8, or the files cannot be put
-            together as transformers does.
+        DataError: a file cannot be read, is too large, or is not UTF-8, or transformers makes no
+            tokenizer of the files.
+        EnvironmentProblem: it takes transformers to read them, which is not installed.
     """
     settings = read_settings(folder)
     class_name = settings.class_name or _CLASS_OF_MODEL.get(model_type, "")
     settings = evolve(settings, class_name=class_name.removesuffix("Fast"))
-    if settings.class_name in _CLASSES:
+    if settings.class_name in _REBUILT:
         defaults = dict.fromkeys(("eos_token", "unk_token"), _DEFAULT_SPECIAL)
         settings = evolve(settings, special={**defaults, **settings.special})
-    found = _read(folder, settings, model_type, vocabulary_size)
-    if found.state is None:
-        return found
-    config = folder / _CONFIG
-    state, notes = with_special_tokens(
-        folder,
-        found.state,
-        special=settings.special,
-        settings=read_object(config, _MAX_BYTES) if config.is_file() else {},
-        class_name=settings.class_name or "",
-    )
-    return FoundTokenizer(state, (*found.notes, *notes))
-
-
-def _read(
-    folder: Path, settings: TokenizerSettings, model_type: str, vocabulary_size: int | None
-) -> FoundTokenizer:
     path = folder / _DEFINITION
+    special = settings.special
+    tokenizer = None
+    notes: tuple[str, ...] = ()
     if path.is_file():
-        return _from_definition(path, settings, vocabulary_size)
-    others = [name for name in (_VOCABULARY, _MERGES) if (folder / name).is_file()]
-    path = folder / _SENTENCEPIECE
-    if path.is_file():
-        found = _from_sentencepiece(path, settings)
-    elif _VOCABULARY in others:
-        return _from_merges(folder / _VOCABULARY, settings, model_type, vocabulary_size)
-    else:
-        found = FoundTokenizer(None, settings.notes)
-    return evolve(found, notes=(*found.notes, *note_of("Files that are not used", others)))
+        tokenizer, notes = _read_definition(path, settings, vocabulary_size)
+    elif not any((folder / name).is_file() for name in _CONVERTED):
+        unused = [name for name in (_MERGES,) if (folder / name).is_file()]
+        return FoundTokenizer(None, settings.notes + note_of("Files that are not used", unused))
+    if tokenizer is None:
+        tokenizer, special = _convert(folder, settings)
+    config = folder / _CONFIG
+    state, more = with_special_tokens(
+        folder, tokenizer, special, read_object(config, _MAX_BYTES) if config.is_file() else {}
+    )
+    return FoundTokenizer(state, (*settings.notes, *notes, *more))
 
 
-def _from_definition(
+def _read_definition(
     path: Path, settings: TokenizerSettings, vocabulary_size: int | None
-) -> FoundTokenizer:
+) -> tuple[Tokenizer | None, tuple[str, ...]]:
+    """Return the tokenizer of a ``tokenizer.json``, or None if the files beside it say anything
+    else, and a note on special tokens that have no id.
+    """
     text = read_text(path, _MAX_BYTES)
-    rebuilt = settings.class_name in _CLASSES
-    plain = settings.prefix_space is None and not rebuilt
-    if plain and not settings.added and not any(settings.special.values()):
-        state = {"kind": "bytes"} if _is_bytes(text) else {"kind": "file", "definition": text}
-        return FoundTokenizer(state, settings.notes)
-    definition = read_object(path, _MAX_BYTES)
+    tokenizer = FileTokenizer(text)
     try:
-        has_changed, notes = with_added_tokens(definition, settings, path, vocabulary_size)
-        if rebuilt:
-            has_changed |= set_prefix_space(definition, bool(settings.prefix_space))
-        if settings.class_name not in _AS_IN_FILE:
-            check_prefix_space(has_prefix_space(definition), settings, path)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: is not a file of the library tokenizers: {error!r}") from error
-    if has_changed:
-        text = json.dumps(definition, ensure_ascii=False)
-    return FoundTokenizer({"kind": "file", "definition": text}, (*settings.notes, *notes))
-
-
-def _from_sentencepiece(path: Path, settings: TokenizerSettings) -> FoundTokenizer:
-    content = read_bytes(path, _MAX_BYTES)
-    tokenizer = SentencePieceTokenizer.from_bytes(content)
-    special = {text: None for text in settings.special.values() if text is not None}
-    if not settings.added and not special and settings.prefix_space is None:
-        return FoundTokenizer(tokenizer.to_json(), settings.notes)
-    model = read_model(content)
-    check_prefix_space(model.prefix, settings, path)
-    further = [token for token in settings.added if token["id"] >= len(model.pieces)]
-    if further:
-        text = further[0]["content"]
-        raise DataError(
-            f"{path}: has {len(model.pieces)} pieces, and other files add {len(further)} "
-            f"tokens, of which {text[:120]!r} is the first",
-            f"Tokens cannot be added to a sentencepiece model here. {SAVE_AGAIN}",
-        )
-    pieces = {piece.text for piece in model.pieces}
-    without_id = [repr(text) for text in special if text not in pieces]
-    return FoundTokenizer(tokenizer.to_json(), (*settings.notes, *note_of(NO_ID, without_id)))
-
-
-def _from_merges(
-    path: Path, settings: TokenizerSettings, model_type: str, vocabulary_size: int | None
-) -> FoundTokenizer:
-    """Make a byte-level tokenizer of a vocabulary and the merges beside it."""
-    name = settings.class_name or ""
-    made = _CLASSES.get(name)
-    if made is None:
-        raise DataError(
-            f"{path}: how the tokenizer {name or 'of a ' + model_type} splits a text is not known "
-            f"here; {' and '.join(_CLASSES)} are",
-            SAVE_AGAIN,
-        )
-    splitting, normalizer = made
-    vocabulary = read_object(path, _MAX_BYTES)
-    if sorted(map(str, vocabulary.values())) != sorted(map(str, range(len(vocabulary)))):
-        raise DataError(f"{path}: its ids are not the numbers from 0 to {len(vocabulary) - 1}")
-    merges = _read_merges(path.with_name(_MERGES), vocabulary)
-    pre_tokenizer = next(known.definition for known in PRE_TOKENIZERS if known.name == splitting)
-    decoder = {
-        "type": "ByteLevel",
-        "add_prefix_space": True,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
-    definition = byte_level_bpe(vocabulary, merges, pre_tokenizer=pre_tokenizer, decoder=decoder)
-    definition["normalizer"] = normalizer
-    _, notes = with_added_tokens(definition, settings, path, vocabulary_size)
-    set_prefix_space(definition, bool(settings.prefix_space))
-    text = json.dumps(definition, ensure_ascii=False)
-    return FoundTokenizer({"kind": "file", "definition": text}, (*settings.notes, *notes))
-
-
-def _read_merges(path: Path, vocabulary: Mapping[str, Any]) -> list[list[str]]:
-    """Read a file of merges: two tokens per line, in the order in which they are merged."""
-    merges = []
-    for number, line in enumerate(read_text(path, _MAX_BYTES).split("\n"), start=1):
-        pair = line.split()
-        if not pair or line.startswith("#version"):
+        size = tokenizer.vocabulary_size
+        puts_space = tokenizer.token_text(next(iter(tokenizer.encode("a")), -1))[:1] in _SPACES
+    except DataError as error:
+        raise DataError(f"{path}: {error.what}", error.hint) from error
+    content = json.loads(text)
+    listed = {token["content"] for token in content.get("added_tokens") or ()}
+    without_id = []
+    for token in settings.special.values():
+        if token is None or token in listed:
             continue
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
+        has_row = vocabulary_size is None or size < vocabulary_size
+        if has_row or tokenizer.token_id(token) is not None:
+            return None, ()
+        without_id.append(repr(token))
+    for token, number in settings.added.items():
+        if token not in listed or tokenizer.token_id(token) != number:
+            return None, ()
+    wanted = settings.prefix_space
+    if settings.class_name in _REBUILT:
+        wanted = bool(wanted)
+    if settings.class_name not in _AS_IN_FILE and wanted not in (None, puts_space):
+        return None, ()
+    notes = note_of(_NO_ID, list(dict.fromkeys(without_id)))
+    return ByteTokenizer() if content == byte_definition() else tokenizer, notes
+
+
+def _convert(
+    folder: Path, settings: TokenizerSettings
+) -> tuple[Tokenizer, Mapping[str, str | None]]:
+    """Return the tokenizer that transformers makes of a folder, and its special tokens by role."""
+    paths = [folder / name for name in (_DEFINITION, *_CONVERTED, _MERGES)]
+    paths = [path for path in paths if path.is_file()]
+    for path in paths:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DataError(f"{path}: is larger than {_MAX_BYTES} bytes, which no such file is")
+    converted = convert_tokenizer(folder, f"{paths[0]}: is converted with the files beside it")
+    tokenizer = FileTokenizer(converted.definition)
+    for token, number in settings.added.items():
+        got = tokenizer.token_id(token)
+        if got != number:
             raise DataError(
-                f"{path}: line {number}: is not two tokens of {_VOCABULARY} that make a third"
+                f"{folder}: the added token {token[:120]!r} has the id {number} in the files "
+                f"beside the tokenizer, and would have {got}",
+                SAVE_AGAIN,
             )
-        merges.append(pair)
-    return merges
-
-
-def _is_bytes(definition: str) -> bool:
-    if len(definition) > 1 << 15:
-        return False
-    try:
-        return bool(json.loads(definition) == byte_definition())
-    except (ValueError, RecursionError):
-        return False  # whoever builds the tokenizer says what is wrong with the file
+    return tokenizer, converted.special

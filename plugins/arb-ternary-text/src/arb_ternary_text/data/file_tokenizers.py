@@ -281,6 +281,17 @@ class SentencePieceTokenizer:
         found = int(self._library.PieceToId(text))
         return found if self._library.IdToPiece(found) == text else None
 
+    def roles(self) -> dict[str, str]:
+        """Return the pieces with a role in a text: ``unk``, ``bos``, ``eos`` and ``pad``."""
+        library = self._library
+        ids = {
+            "unk": library.unk_id(),
+            "bos": library.bos_id(),
+            "eos": library.eos_id(),
+            "pad": library.pad_id(),
+        }
+        return {role: self.token_text(token) for role, token in ids.items() if token >= 0}
+
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.vocabulary_size)
         return str(self._library.DecodeIds([int(i) for i in ids]))
