@@ -7,6 +7,7 @@ torchrun does, and reports how each rank ended. Tests of real torchrun are in ``
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -175,7 +176,8 @@ class Ranks:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=for_child(OMP_NUM_THREADS="1"),
+            # It finds the helpers of tests where pytest does.
+            env=for_child(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
         )
         assert self._line() == "ready"
 
