@@ -255,7 +255,7 @@ def test_ids_outside_the_table_are_refused() -> None:
     shape = WeightShape(2, 40, 32)
     packed = torch.zeros(2, 12, dtype=torch.uint8)
     exponent = torch.zeros(2, 2, dtype=torch.int8)
-    with pytest.raises(IndexError, match=r"ids must be in 0..1, got -1..0"):
+    with pytest.raises(IndexError, match=r"ids must lie in 0..1, got -1..0"):
         get_backend("tilelang").kernels["embedding"](
             torch.tensor([0, -1]), packed, exponent, shape, torch.float32
         )

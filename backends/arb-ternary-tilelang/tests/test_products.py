@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from arb_ternary.backends import reference, reference_votes
+from arb_ternary.backends import floors, reference, reference_votes
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import new_state
 from arb_ternary.counters.hashing import uniform
-from arb_ternary_tilelang import levels
 from arb_ternary_tilelang.backend import build
-from arb_ternary_tilelang.levels import levels_of
+from arb_ternary_tilelang.bands import bands_of
 from arb_ternary_tilelang.products import FEW_ROWS, GEMV_ROWS
 
 
@@ -87,38 +86,38 @@ def test_int8_activations_meet_a_float_gradient(
     assert torch.equal(kept[0][1], kept[1][1])
 
 
-def test_levels_are_found_out_once_when_the_exponents_change(
+def test_bands_are_found_out_once_when_the_exponents_change(
     kernels: Mapping[str, Callable[..., Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = []
-    begin = levels.Arriving.__init__
+    begin = floors.Arriving.__init__
 
-    def counted(self: levels.Arriving, number: Tensor) -> None:
-        sent.append(number)
-        begin(self, number)
+    def counted(self: floors.Arriving, numbers: Tensor) -> None:
+        sent.append(numbers)
+        begin(self, numbers)
 
-    monkeypatch.setattr(levels.Arriving, "__init__", counted)
+    monkeypatch.setattr(floors.Arriving, "__init__", counted)
     shape = WeightShape(4, 96, 32)
     exponent = numbers(-6, -1, 4, 3)
     votes = torch.full((4, 3), 127, dtype=torch.int8)
-    first = levels_of(exponent, shape, False)
-    assert levels_of(exponent, shape, False) is first
-    assert levels_of(exponent, shape, True) is not first
-    assert len(sent) == 2
+    first = bands_of(exponent, shape, False)
+    assert bands_of(exponent, shape, False) is first
+    assert bands_of(exponent, shape, True) is not first
+    assert len(sent) == 1
     packed = kernels["pack"](numbers(-1, 1, 4, 96))
     none = torch.zeros(4, 96, dtype=torch.int8)
     state = new_state(shape, packed, exponent, none, "tilelang", exponent_votes=votes)
     kernels["apply_exponent_votes"](state, 1, 3, 0)
     # on their way before a product asks, so that the step's own transfer comes after them
-    assert len(sent) == 4
-    second = levels_of(exponent, shape, False)
+    assert len(sent) == 2
+    second = bands_of(exponent, shape, False)
     assert second is not first
     assert torch.equal(second.floor, first.floor + 1)
     exponent[0, 0] = 9
-    assert int(levels_of(exponent, shape, True).above.amax()) == int(
-        exponent[:, 0].amax() - exponent[:, 0].amin()
-    )
-    assert len(sent) == 5
+    turned = bands_of(exponent, shape, True)
+    assert torch.equal(turned.floor[::32], exponent.amin(dim=0).to(torch.int32))
+    assert len(turned.shifts) == 1 + int(exponent[:, 0].amax() - exponent[:, 0].amin()) // 7
+    assert len(sent) == 3
 
 
 def test_exponents_that_spread_too_far_are_refused(

@@ -44,7 +44,7 @@ def rule(name: str, model: nn.Module) -> TernaryOptimizer:
 def test_spread_of_moved_exponents_is_found_on_the_host(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from arb_ternary_triton import floors
+    from arb_ternary.backends import floors
 
     log: list[tuple[str, floors.Arriving | None]] = []
     lists = Tensor.tolist
@@ -110,7 +110,7 @@ def test_spread_of_moved_exponents_is_found_on_the_host(
 
 
 def test_unforeseen_spreads_are_read_on_demand() -> None:
-    from arb_ternary_triton.floors import floors_of, renew_floors
+    from arb_ternary.backends.floors import floors_of, renew_floors
 
     shape = WeightShape(2, 64, 32)
     exponent = torch.tensor([[-3, 1], [0, 0]], dtype=torch.int8)

@@ -16,11 +16,10 @@ from arb_ternary.backends import reference, reference_scaled_votes, reference_vo
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
-from arb_ternary.counters.hashing import counter_hash
+from arb_ternary.counters.hashing import counter_hash, hash_keys
 from arb_ternary_triton import casting, products
 from arb_ternary_triton.kernels.common import draw_at
 from arb_ternary_triton.launch import launch
-from arb_ternary_triton.noise import hash_keys
 from arb_ternary_triton.tiles import ProductTile, RowTile, Tile, VoteTile
 
 pytestmark = pytest.mark.interpreted

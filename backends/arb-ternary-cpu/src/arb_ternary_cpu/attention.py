@@ -15,14 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, get_num_threads
 
+from arb_ternary.backends.arguments import check_readable
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import (
-    check_gain,
-    check_grad_gain,
-    check_readable,
-    float_dtype,
-    native_eps,
-)
+from arb_ternary_cpu.arguments import check_gain, check_grad_gain, float_dtype, native_eps
 
 _Angles = tuple[Tensor, Tensor]
 _Five = tuple[int, int, int, int, int]

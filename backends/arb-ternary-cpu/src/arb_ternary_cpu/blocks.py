@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, get_num_threads
 
+from arb_ternary.backends.arguments import check_mutable, check_readable
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import (
     ACTIVATIONS,
     WORD,
-    check_contiguous,
     check_gain,
     check_gains,
-    check_readable,
     float_dtype,
     native_eps,
 )
@@ -216,7 +215,7 @@ def _scale_columns_backward(
     grad = check_readable(grad, "grad", grad.dtype, (rows, columns))
     x = check_readable(x, "x", grad.dtype, (rows, columns))
     factor = check_readable(factor, "factor", torch.float32, (columns,))
-    check_contiguous(grad_factor, "grad_factor", torch.float32, (columns,))
+    check_mutable(grad_factor, "grad_factor", torch.float32, (columns,))
     out = torch.empty_like(grad)
     if out.numel():
         addresses = grad.data_ptr(), x.data_ptr(), (factor.data_ptr(), grad_factor.data_ptr())

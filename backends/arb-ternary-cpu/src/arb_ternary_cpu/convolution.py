@@ -12,15 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor, get_num_threads
 
+from arb_ternary.backends.arguments import check_readable
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import (
-    check_exponent,
-    check_packed,
-    check_readable,
-    check_shape,
-    float_dtype,
-)
+from arb_ternary_cpu.arguments import check_exponent, check_packed, check_shape, float_dtype
 
 
 def _image(x: Tensor) -> tuple[Tensor, tuple[int, int, tuple[int, ...]]]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, get_num_threads
 
+from arb_ternary.backends.arguments import check_readable
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import (
@@ -23,7 +24,6 @@ from arb_ternary_cpu.arguments import (
     DTYPES,
     check_exponent,
     check_packed,
-    check_readable,
     check_shape,
     float_dtype,
 )

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, get_num_threads
 
+from arb_ternary.backends.arguments import check_mutable
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import check_contiguous
 
 #: Bytes of the words that are summed.
 _WORD = 8
@@ -20,7 +20,7 @@ def read_bytes(isa: int, buffer: Tensor) -> int:
     Raises:
         TypeError, ValueError: another dtype, device or layout; a size that is no multiple of 8.
     """
-    check_contiguous(buffer, "buffer", torch.uint8, tuple(buffer.shape))
+    check_mutable(buffer, "buffer", torch.uint8, tuple(buffer.shape))
     if buffer.numel() % _WORD:
         raise ValueError(f"buffer must have a multiple of {_WORD} bytes, got {buffer.numel()}")
     return _native.read_words(isa, get_num_threads(), buffer.data_ptr(), buffer.numel() // _WORD)

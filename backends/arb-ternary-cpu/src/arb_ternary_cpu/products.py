@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, get_num_threads
 
+from arb_ternary.backends.arguments import check_readable
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import (
     WORD,
     check_exponent,
     check_packed,
-    check_readable,
     check_shape,
     float_dtype,
     packed_shape,

@@ -13,18 +13,11 @@ from typing import Final
 import torch
 from torch import Tensor, get_num_threads
 
+from arb_ternary.backends.arguments import check_mutable, check_readable, vote_dtype
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import (
-    WORD,
-    check_contiguous,
-    check_exponent,
-    check_packed,
-    check_readable,
-    check_shape,
-    packed_shape,
-)
+from arb_ternary_cpu.arguments import WORD, check_exponent, check_packed, check_shape, packed_shape
 
 #: Types that the kernels read as they are; other floating-point tensors are converted to float32
 #: first.
@@ -38,7 +31,7 @@ def _require(condition: bool, message: str) -> None:
 
 def _written(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...]) -> int:
     """The address of a tensor that a kernel changes in place."""
-    check_contiguous(tensor, name, dtype, size)
+    check_mutable(tensor, name, dtype, size)
     return tensor.data_ptr()
 
 
@@ -70,10 +63,6 @@ def kernels(isa: int) -> dict[str, Callable[..., object]]:
 # --- storage of accumulators
 
 
-def _vote_dtype(bits: int) -> torch.dtype:
-    return torch.int8 if bits == 8 else torch.uint8
-
-
 def _row_bytes(columns: int, bits: int) -> int:
     """Bytes of a row of stored accumulators: whole bytes that hold 8, 4 or 2 bits a column."""
     return -(-columns * bits // 8)
@@ -84,7 +73,7 @@ def _stored_size(shape: WeightShape) -> tuple[int, int]:
 
 
 def _stored(votes: Tensor, shape: WeightShape) -> int:
-    return _written(votes, "votes", _vote_dtype(shape.vote_bits), _stored_size(shape))
+    return _written(votes, "votes", vote_dtype(shape), _stored_size(shape))
 
 
 def _pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
@@ -101,7 +90,7 @@ def _pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
 
 def _unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     check_shape(shape)
-    stored = check_readable(votes, "votes", _vote_dtype(shape.vote_bits), _stored_size(shape))
+    stored = check_readable(votes, "votes", vote_dtype(shape), _stored_size(shape))
     if shape.vote_bits == 8:
         return stored.clone(memory_format=torch.contiguous_format)
     rows = shape.out_features
@@ -127,7 +116,7 @@ def _operand(tensor: Tensor, name: str, size: tuple[int, ...]) -> Tensor:
 def _unit(scale: Tensor | None) -> int:
     if scale is None:
         return 0
-    check_contiguous(scale, "scale", torch.float32, tuple(scale.shape))
+    check_mutable(scale, "scale", torch.float32, tuple(scale.shape))
     _require(scale.numel() == 1, f"scale must be one number, got {list(scale.shape)}")
     return scale.data_ptr()
 
@@ -290,7 +279,7 @@ def _cast_vectors(isa: int, grads: Sequence[Tensor], states: Sequence[VoteState]
     alive = []
     for grad_N, state in zip(grads, states, strict=True):
         grad = check_readable(grad_N, "grad", torch.float32, (state.sizes[0],))
-        check_contiguous(state.control, "control", torch.int64, (4,))
+        check_mutable(state.control, "control", torch.int64, (4,))
         scaled = None
         factors = None
         if state.vote_scale is not None:

@@ -13,15 +13,10 @@ from typing import Final
 import torch
 from torch import Tensor, get_num_threads
 
+from arb_ternary.backends.arguments import check_mutable, check_readable
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import (
-    BLOCK,
-    check_contiguous,
-    check_packed,
-    check_readable,
-    packed_shape,
-)
+from arb_ternary_cpu.arguments import BLOCK, check_packed, packed_shape
 
 #: Bases by their native index, with the digits that a byte holds.
 _BASES: Final = {3: (0, 5), 5: (1, 3), 15: (2, 2), 255: (3, 1)}
@@ -71,7 +66,7 @@ def _digits_to_bytes(isa: int, values: Tensor, base: int) -> Tensor:
 def _add_digits_(isa: int, total: Tensor, packed: Tensor, base: int) -> None:
     count = total.numel()
     wide = total.dtype is torch.int32
-    check_contiguous(total, "the sum", torch.int32 if wide else torch.int16, (count,))
+    check_mutable(total, "the sum", torch.int32 if wide else torch.int16, (count,))
     packed = check_readable(
         packed, f"{count} values in base {base}", torch.uint8, (_width(count, base),)
     )
@@ -128,7 +123,7 @@ def _flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tenso
 def _apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions: Tensor) -> None:
     rows = shape.out_features
     columns = shape.in_features
-    check_contiguous(weight, "packed", torch.uint8, packed_shape(rows, columns))
+    check_mutable(weight, "packed", torch.uint8, packed_shape(rows, columns))
     count = places.numel()
     places = check_readable(places, "places", torch.int64, (count,))
     directions = check_readable(directions, "directions", torch.int8, (count,))

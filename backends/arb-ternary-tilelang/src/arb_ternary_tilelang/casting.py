@@ -12,13 +12,18 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from arb_ternary.backends.arguments import check_groups, vote_dtype
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits, VoteState
-from arb_ternary.counters.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
+from arb_ternary.counters.hashing import (
+    USE_EXPONENT_ROUNDING,
+    USE_VOTE_ROUNDING,
+    HashKeys,
+    hash_keys,
+)
 from arb_ternary_tilelang.arguments import (
     FLOATS,
-    check_shape,
-    keys,
+    UNIT,
     nothing,
     packed_bytes,
     readable,
@@ -28,7 +33,7 @@ from arb_ternary_tilelang.arguments import (
 )
 from arb_ternary_tilelang.kernels import votes as programs
 from arb_ternary_tilelang.lane import Lane, Tiles, lane_of
-from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
+from arb_ternary_tilelang.storage import held_votes, stored_size
 
 #: Most rows of int8 gradients, whose products sum in 32 bits: 128 * 128 * 131071 < 2**31.
 MOST_ROWS: Final = 131071
@@ -51,10 +56,10 @@ class Scaled:
     limits: VoteLimits
     draw: tuple[int, int, int]
 
-    def keys(self, use: int, count: int) -> tuple[int, int]:
+    def keys(self, use: int, count: int) -> HashKeys:
         """The keys of the hash for this use and ``count`` elements."""
         seed, step, stream = self.draw
-        return keys(seed, step, stream + use, count)
+        return hash_keys(seed, step, stream + use, count)
 
     @property
     def kind(self) -> int:
@@ -95,12 +100,12 @@ def target_of(
     """Check the tensors of a state that votes are cast into."""
     shape = state.shape
     packed = state.weight
-    check_shape(shape)
+    check_groups(shape, UNIT)
     device = packed.device
     rows = shape.out_features
     columns = shape.in_features
     held = readable(packed, "packed", torch.uint8, (rows, packed_bytes(columns)), device)
-    stored = writable(state.votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
+    stored = writable(state.votes, "votes", vote_dtype(shape), stored_size(shape), device)
     learned = state.exponent_votes
     if learned is not None:
         groups = shape.groups if columns else 0
@@ -251,7 +256,7 @@ def launch(
         factors = scaled.factors
         vote_limit = scaled.limits.vote_limit
         noise_shift = scaled.limits.noise_shift
-        key_0, key_1 = scaled.keys(USE_VOTE_ROUNDING, shape.out_features * columns)
+        key_0, key_1, _ = scaled.keys(USE_VOTE_ROUNDING, shape.out_features * columns)
         kind = scaled.kind
 
     kernel = lane.kernel(
@@ -343,7 +348,7 @@ def settle(lane: Lane, scores: Tensor, target: Target, scaled: Scaled | None) ->
     if scaled is not None:
         shift = scaled.limits.exponent_shift
         count = target.exponent_votes.numel()
-        key_0, key_1 = scaled.keys(USE_EXPONENT_ROUNDING, count)
+        key_0, key_1, _ = scaled.keys(USE_EXPONENT_ROUNDING, count)
     names = target.names
     is_mapped = names is not None
     if names is None:

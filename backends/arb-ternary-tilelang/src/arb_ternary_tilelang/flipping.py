@@ -7,13 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from arb_ternary.backends.arguments import check_groups, vote_dtype
+from arb_ternary.backends.floors import renew_floors
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary.counters.hashing import USE_DECAY
-from arb_ternary_tilelang.arguments import check_shape, keys, packed_bytes, require, words, writable
+from arb_ternary.counters.hashing import USE_DECAY, hash_keys
+from arb_ternary_tilelang.arguments import UNIT, packed_bytes, require, words, writable
 from arb_ternary_tilelang.kernels import flips as programs
 from arb_ternary_tilelang.lane import lane_of
-from arb_ternary_tilelang.levels import renew_levels
-from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
+from arb_ternary_tilelang.storage import held_votes, stored_size
 
 
 def kernels() -> dict[str, Callable[..., object]]:
@@ -36,7 +37,7 @@ def _flip(
 ) -> Tensor:
     shape = state.shape
     packed = state.weight
-    check_shape(shape)
+    check_groups(shape, UNIT)
     require(
         1 <= threshold <= shape.largest_vote,
         f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got "
@@ -47,7 +48,7 @@ def _flip(
     columns = shape.in_features
     lane = lane_of(device)
     held = writable(packed, "packed", torch.uint8, (rows, packed_bytes(columns)), device)
-    dtype = vote_dtype(shape.vote_bits)
+    dtype = vote_dtype(shape)
     stored = writable(state.votes, "votes", dtype, stored_size(shape), device)
     if not held.numel():
         return torch.zeros((), dtype=torch.int64, device=device)
@@ -94,9 +95,9 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
     require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
     seed, step, stream = state.draw()
     count = state.sizes[0] * state.sizes[1]
-    draw = keys(seed, step, stream + USE_DECAY, count)
+    key_0, key_1, _ = hash_keys(seed, step, stream + USE_DECAY, count)
     # Without decay nothing is drawn, as in a leak of 0.
-    return _flip(state, threshold, decay, scaled=decay > 0, carry=bool(carry), draw=draw)
+    return _flip(state, threshold, decay, scaled=decay > 0, carry=bool(carry), draw=(key_0, key_1))
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
@@ -127,5 +128,5 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
             min(band, 256),
             min(leak, 128),
         )
-        renew_levels(exponent)
+        renew_floors(exponent)
     return moved.sum(dtype=torch.int64)

@@ -11,9 +11,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from arb_ternary.backends.arguments import check_ids
 from arb_ternary.backends.reference_votes import count_correlation_, looked_up_rows
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary_tilelang.arguments import FLOATS, check_ids, nothing, readable, require
+from arb_ternary_tilelang.arguments import FLOATS, nothing, readable, require
 from arb_ternary_tilelang.casting import (
     Scaled,
     Target,
@@ -46,7 +47,7 @@ class _Lookup:
 
 
 def _lookup(ids_M: Tensor, rows: int) -> _Lookup:
-    """Check ids as :func:`check_ids` does, and sort them."""
+    """Check ids, and sort them."""
     require(ids_M.dim() == 1, f"ids must be [M], got {list(ids_M.shape)}")
     check_ids(ids_M, rows)
     return _Lookup(*looked_up_rows(ids_M.to(torch.int64), rows))

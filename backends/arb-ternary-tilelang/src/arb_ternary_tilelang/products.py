@@ -13,25 +13,24 @@ import torch
 from attrs import define
 from torch import Tensor
 
+from arb_ternary.backends.arguments import check_groups, check_ids
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.counters.hashing import hash_keys
 from arb_ternary_tilelang.arguments import (
     FLOATS,
     UNIT,
-    check_ids,
-    check_shape,
     float_name,
-    keys,
     nothing,
     packed_bytes,
     readable,
     require,
     words,
 )
+from arb_ternary_tilelang.bands import BAND, Bands, bands_of
 from arb_ternary_tilelang.kernels import products as programs
 from arb_ternary_tilelang.kernels import rows as row_programs
 from arb_ternary_tilelang.kernels import storage
 from arb_ternary_tilelang.lane import Lane, Tiles, lane_of
-from arb_ternary_tilelang.levels import BAND, Levels, levels_of
 
 #: Most terms of an integer sum: each is at most 127 << 6.
 MOST_TERMS: Final = (2**31 - 1) // (127 << (BAND - 1))
@@ -89,7 +88,7 @@ def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
 
 
 def _packed(packed: Tensor, shape: WeightShape) -> Tensor:
-    check_shape(shape)
+    check_groups(shape, UNIT)
     size = (shape.out_features, packed_bytes(shape.in_features))
     return readable(packed, "packed", torch.uint8, size, packed.device)
 
@@ -158,7 +157,7 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     find_largest(flat, tops)
     top = tops.amax(dim=0, keepdim=True)
     scale = torch.empty(1, dtype=torch.float32, device=grad.device)
-    key_0, key_1 = keys(seed, step, stream, count)
+    key_0, key_1, _ = hash_keys(seed, step, stream, count)
     round_gradient = lane.kernel(row_programs.quantize_gradient, dtype)
     round_gradient(flat, top, q.view(-1), scale, key_0, key_1)
     return q, scale.view(())
@@ -336,8 +335,8 @@ def _product(
         size = (1,)
         scale = scale.reshape(size)
     factors = readable(scale, "scale", torch.float32, size, device)
-    levels = levels_of(exponent, shape, turned)
-    result = _int8_product(operands, factors, levels)
+    bands = bands_of(exponent, shape, turned)
+    result = _int8_product(operands, factors, bands)
     return result if result.dtype is dtype else result.to(dtype)
 
 
@@ -356,20 +355,20 @@ def _float_product(operands: _Operands) -> Tensor:
     return result[0]
 
 
-def _int8_product(operands: _Operands, scale: Tensor, levels: Levels) -> Tensor:
+def _int8_product(operands: _Operands, scale: Tensor, bands: Bands) -> Tensor:
     a = operands.checked(operands.a, torch.int8)
     terms = operands.terms
     if terms > MOST_TERMS:
         raise ValueError(f"the tilelang backend sums at most {MOST_TERMS} terms, got {terms}")
-    if len(levels.bands) > 1:
-        return _banded_product(operands, a, scale, levels)
+    if len(bands.shifts) > 1:
+        return _banded_product(operands, a, scale, bands)
     if operands.rows <= GEMV_ROWS and not operands.turned:
-        return _gemv(operands, a, scale, levels)
+        return _gemv(operands, a, scale, bands)
     splits = _splits(operands.lane, operands.rows, terms)
     if splits > 1:
-        return _split_product(operands, a, scale, levels, splits)
+        return _split_product(operands, a, scale, bands, splits)
     result = operands.empty(1, operands.rows, operands.columns, dtype=operands.out)
-    operands.multiply("int8", a, scale, levels.bands[0], levels.floor, result)
+    operands.multiply("int8", a, scale, bands.shifts[0], bands.floor, result)
     return result[0]
 
 
@@ -377,7 +376,7 @@ def _banded_product(
     operands: _Operands,
     a: Tensor,
     scale: Tensor,
-    levels: Levels,
+    bands: Bands,
 ) -> Tensor:
     """Multiply if exponents spread over several bands: one pass per band, added in int64."""
     total = torch.zeros(
@@ -386,10 +385,10 @@ def _banded_product(
         device=a.device,
     )
     parts = operands.empty(1, operands.rows, operands.columns, dtype=torch.int32)
-    for index, level in enumerate(levels.bands):
-        operands.multiply(programs.SUMS, a, scale, level, levels.floor, parts)
+    for index, level in enumerate(bands.shifts):
+        operands.multiply(programs.SUMS, a, scale, level, bands.floor, parts)
         total += parts[0].to(torch.int64) << (BAND * index)
-    factor = ((levels.floor + 127) << 23).view(torch.float32)
+    factor = ((bands.floor + 127) << 23).view(torch.float32)
     y = total.to(torch.float32)
     y *= scale if operands.turned else scale.unsqueeze(1)
     y *= factor
@@ -398,7 +397,7 @@ def _banded_product(
     return y.to(operands.out)
 
 
-def _gemv(operands: _Operands, a: Tensor, scale: Tensor, levels: Levels) -> Tensor:
+def _gemv(operands: _Operands, a: Tensor, scale: Tensor, bands: Bands) -> Tensor:
     """Multiply very few rows, one by one."""
     result = operands.empty(operands.rows, operands.columns, dtype=operands.out)
     chunk = 4 if operands.lane.fixed and operands.held.shape[1] % 4 == 0 else 1
@@ -416,8 +415,8 @@ def _gemv(operands: _Operands, a: Tensor, scale: Tensor, levels: Levels) -> Tens
         words(a),
         scale,
         operands.held,
-        levels.bands[0],
-        levels.floor,
+        bands.shifts[0],
+        bands.floor,
         operands.bias_or_empty,
         result,
         operands.shape.group_size,
@@ -430,12 +429,12 @@ def _split_product(
     operands: _Operands,
     a: Tensor,
     scale: Tensor,
-    levels: Levels,
+    bands: Bands,
     splits: int,
 ) -> Tensor:
     """Multiply with each sum split among blocks; a second kernel adds the parts."""
     parts = operands.empty(splits, operands.rows, operands.columns, dtype=torch.int32)
-    operands.multiply(programs.SUMS, a, scale, levels.bands[0], levels.floor, parts)
+    operands.multiply(programs.SUMS, a, scale, bands.shifts[0], bands.floor, parts)
     result = operands.empty(operands.rows, operands.columns, dtype=operands.out)
     kernel = operands.lane.kernel(
         programs.finish,
@@ -446,7 +445,7 @@ def _split_product(
     kernel(
         parts,
         scale,
-        levels.floor,
+        bands.floor,
         operands.bias_or_empty,
         result,
         int(operands.biased),
@@ -476,7 +475,7 @@ def embedding(
     """Return rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
 
     Raises:
-        IndexError: an id is outside ``0 .. N - 1``; see :func:`check_ids`.
+        IndexError: an id is outside ``0 .. N - 1``; see ``check_ids``.
     """
     lane = lane_of(packed.device)
     device = packed.device

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from arb_ternary.backends.arguments import vote_dtype
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary_tilelang.arguments import packed_bytes, readable, require, words
 from arb_ternary_tilelang.kernels import storage as programs
@@ -21,11 +22,6 @@ from arb_ternary_tilelang.lane import lane_of
 def kernels() -> dict[str, Callable[..., object]]:
     """Return the kernels of this module by op."""
     return {"pack_votes": pack_votes, "unpack_votes": unpack_votes}
-
-
-def vote_dtype(bits: int) -> torch.dtype:
-    """The dtype of stored accumulators of so many bits."""
-    return torch.int8 if bits == 8 else torch.uint8
 
 
 def _row(columns: int, bits: int) -> int:
@@ -70,7 +66,7 @@ def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
 
 def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     """Convert stored accumulators to int8 ``[N, K]`` in new memory."""
-    dtype = vote_dtype(shape.vote_bits)
+    dtype = vote_dtype(shape)
     size = stored_size(shape)
     stored = readable(votes, "votes", dtype, size, votes.device)
     if shape.vote_bits == 8:

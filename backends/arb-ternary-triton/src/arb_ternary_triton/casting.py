@@ -11,9 +11,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from arb_ternary.backends.arguments import vote_dtype
 from arb_ternary.backends.reference_votes import looked_up_rows
 from arb_ternary.backends.vote_state import VoteLimits, VoteState
-from arb_ternary.counters.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
+from arb_ternary.counters.hashing import (
+    USE_EXPONENT_ROUNDING,
+    USE_VOTE_ROUNDING,
+    HashKeys,
+    hash_keys,
+)
 from arb_ternary_triton.arguments import check_float, check_mutable, check_packed, check_readable
 from arb_ternary_triton.kernels.casting import (
     lookup_votes_kernel,
@@ -22,8 +28,7 @@ from arb_ternary_triton.kernels.casting import (
     settle_kernel,
 )
 from arb_ternary_triton.launch import INTERPRETED, cdiv, instruction_set, launch, power_of_two_up
-from arb_ternary_triton.layout import vote_dtype, vote_size
-from arb_ternary_triton.noise import HashKeys, hash_keys
+from arb_ternary_triton.layout import vote_size
 from arb_ternary_triton.tiles import Tile, choose_votes, elementwise
 
 #: Longest sum of products of two int8 that fits in 32 bits.

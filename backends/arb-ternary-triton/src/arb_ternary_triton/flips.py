@@ -10,10 +10,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from arb_ternary.backends.arguments import check_groups, vote_dtype
+from arb_ternary.backends.floors import renew_floors
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary.counters.hashing import USE_DECAY
-from arb_ternary_triton.arguments import check_mutable, check_readable, check_shape, packed_columns
-from arb_ternary_triton.floors import renew_floors
+from arb_ternary.counters.hashing import USE_DECAY, HashKeys, hash_keys
+from arb_ternary_triton.arguments import LANES, check_mutable, check_readable, packed_columns
 from arb_ternary_triton.kernels.flips import (
     FIELDS,
     flip_exponents_kernel,
@@ -22,8 +23,7 @@ from arb_ternary_triton.kernels.flips import (
     move_together_kernel,
 )
 from arb_ternary_triton.launch import INTERPRETED, cdiv, instruction_set, launch, power_of_two_up
-from arb_ternary_triton.layout import vote_dtype, vote_size
-from arb_ternary_triton.noise import HashKeys, hash_keys
+from arb_ternary_triton.layout import vote_size
 from arb_ternary_triton.tiles import elementwise
 
 _NO_KEYS: Final = HashKeys()
@@ -52,7 +52,7 @@ class _Flip:
     def __attrs_post_init__(self) -> None:
         state = self.state
         shape = state.shape
-        check_shape(shape)
+        check_groups(shape, LANES)
         size = (shape.out_features, packed_columns(shape.in_features))
         check_mutable(state.weight, "packed", torch.uint8, size)
         check_mutable(state.votes, "votes", vote_dtype(shape), vote_size(shape))

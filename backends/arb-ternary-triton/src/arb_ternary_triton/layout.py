@@ -5,16 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from arb_ternary.backends.arguments import vote_dtype
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_triton.arguments import check_packed, check_readable, packed_columns, vote_columns
 from arb_ternary_triton.kernels.layout import pack_kernel, unpack_kernel
 from arb_ternary_triton.launch import cdiv, launch
 from arb_ternary_triton.tiles import elementwise
-
-
-def vote_dtype(shape: WeightShape) -> torch.dtype:
-    """Return the dtype of stored accumulators."""
-    return torch.int8 if shape.vote_bits == 8 else torch.uint8
 
 
 def vote_size(shape: WeightShape) -> tuple[int, int]:

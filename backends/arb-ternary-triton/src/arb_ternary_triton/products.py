@@ -11,17 +11,19 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from arb_ternary.backends import arguments
+from arb_ternary.backends.arguments import check_ids
+from arb_ternary.backends.floors import floors_of
+from arb_ternary.backends.integer import INT8_SPREAD, check_spread
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_triton.arguments import (
     BLOCK,
-    FLOATS,
     LANES,
     check_float,
     check_packed,
     check_readable,
     packed_columns,
 )
-from arb_ternary_triton.floors import INT8_SPREAD, check_spread, floors_of
 from arb_ternary_triton.kernels.products import (
     finish_kernel,
     grad_input_kernel,
@@ -68,10 +70,7 @@ def _result_dtype(dtype: torch.dtype) -> torch.dtype:
     """
     if dtype is torch.float64 or (INTERPRETED and dtype is torch.bfloat16):
         return torch.float32
-    if dtype not in FLOATS:
-        raise TypeError(
-            f"dtype: the triton backend serves float32, bfloat16 and float16, got {dtype}"
-        )
+    arguments.check_float(dtype, "dtype", "triton")
     return dtype
 
 
@@ -364,13 +363,7 @@ def embedding(
     count = ids.numel()
     columns = shape.in_features
     out = torch.empty((count, columns), dtype=_result_dtype(dtype), device=packed.device)
-    inside = ((ids >= 0) & (ids < shape.out_features)).all()
-    if ids.device.type != "cpu":
-        torch._assert_async(inside)  # the host does not wait for it
-    elif not inside:
-        raise IndexError(
-            f"ids must lie in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}"
-        )
+    check_ids(ids, shape.out_features)
     tile = elementwise(count, columns)
     launch(
         lookup_kernel,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from arb_ternary.counters.hashing import hash_keys
 from arb_ternary_triton.arguments import check_float, check_readable
 from arb_ternary_triton.kernels.rows import (
     largest_kernel,
@@ -16,7 +17,6 @@ from arb_ternary_triton.kernels.rows import (
     quantize_rows_kernel,
 )
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
-from arb_ternary_triton.noise import hash_keys
 
 #: Words of the counter hash: seed, step, stream, and the stream for the folded gradient.
 Words = tuple[int, int, int, int]

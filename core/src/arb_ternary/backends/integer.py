@@ -17,8 +17,8 @@ from torch import Tensor
 
 #: Whole numbers up to this one are exact in float32, and so is every partial sum below it.
 _FLOAT_EXACT: Final = 1 << 24
-#: Largest left shift of a trit that stays within int8: 1 << 6 = 64.
-_SHIFT_BITS: Final = 6
+#: Exponents that spread at most this far share one int8 matrix: 1 << 6 = 64.
+INT8_SPREAD: Final = 6
 #: Largest spread of exponents whose sum over K = 2**16 fits in 64 bits: 127 * 2**16 * 2**40 <
 #: 2**63.
 MAX_SPREAD: Final = 40
@@ -125,6 +125,14 @@ def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> 
     return _padded_product(a_MK, b_KN)
 
 
+def check_spread(spread: int) -> None:
+    """Refuse a spread of exponents for which 64 bits do not hold the sum at K = 2**16."""
+    if spread > MAX_SPREAD:
+        raise ValueError(
+            f"exponents spread over {spread}; the exact integer product takes at most {MAX_SPREAD}"
+        )
+
+
 def shifted_weight_product(a_MK: Tensor, trits_KN: Tensor, shift_KN: Tensor) -> Tensor:
     """``sum_k a[m, k] * (t[k, n] << shift[k, n])``, exact, of int8 matrices.
 
@@ -140,16 +148,13 @@ def shifted_weight_product(a_MK: Tensor, trits_KN: Tensor, shift_KN: Tensor) -> 
         ValueError: a shift exceeds 40; 64 bits would not hold the sum for K = 2**16.
     """
     largest = int(shift_KN.amax()) if shift_KN.numel() else 0
-    if largest > MAX_SPREAD:
-        raise ValueError(
-            f"exponents spread over {largest}; the exact integer product takes at most {MAX_SPREAD}"
-        )
-    if largest <= _SHIFT_BITS:
+    check_spread(largest)
+    if largest <= INT8_SPREAD:
         weight = trits_KN << shift_KN.to(torch.int8)
         return int_matmul(a_MK, weight, 127 << largest)
 
     # One product for each band of shifts that int8 holds, shifted by the start of the band.
-    width = _SHIFT_BITS + 1
+    width = INT8_SPREAD + 1
     rows = a_MK.shape[0]
     columns = trits_KN.shape[1]
     total = torch.zeros(rows, columns, dtype=torch.int64, device=a_MK.device)
@@ -158,6 +163,6 @@ def shifted_weight_product(a_MK: Tensor, trits_KN: Tensor, shift_KN: Tensor) -> 
     within = (shift - band_KN * width).to(torch.int8)
     for band in range(largest // width + 1):
         weight = torch.where(band_KN == band, trits_KN << within, 0)
-        product = int_matmul(a_MK, weight, 127 << _SHIFT_BITS)
+        product = int_matmul(a_MK, weight, 127 << INT8_SPREAD)
         total += product.to(torch.int64) << (band * width)
     return total

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 import zlib
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,8 @@ CASTS: Final = 256
 
 _MASK64: Final = (1 << 64) - 1
 _MASK32: Final = (1 << 32) - 1
+#: Elements that two keys serve: each block of 2**32 indices has its own.
+_LARGEST: Final = 1 << 33
 #: Elements hashed at a time, so that the intermediate stays in the second-level cache.
 _CHUNK: Final = 1 << 17
 
@@ -101,6 +103,34 @@ def signed(value: int) -> int:
     """Return the int32 with the bits of an unsigned 32-bit ``value``, for tensors and kernels."""
     value &= _MASK32
     return value - (1 << 32) if value >= 1 << 31 else value
+
+
+class HashKeys(NamedTuple):
+    """Keys of one stream of the counter hash.
+
+    Attributes:
+        first: key of the first 2**32 indices, as int32.
+        second: key of the next 2**32 indices.
+        wide: whether the second key is needed.
+    """
+
+    first: int = 0
+    second: int = 0
+    wide: bool = False
+
+
+def hash_keys(seed: int, step: int, stream: int, count: int) -> HashKeys:
+    """Return the keys for ``count`` elements.
+
+    Raises:
+        ValueError: ``count`` exceeds 2**33.
+    """
+    if count > _LARGEST:
+        raise ValueError(f"kernels hash up to {_LARGEST} elements of a tensor, got {count}")
+    wide = count > _LARGEST >> 1
+    first = signed(hash_key(seed, step, stream))
+    second = signed(hash_key(seed, step, stream, 1)) if wide else 0
+    return HashKeys(first, second, wide)
 
 
 def _finalise_(x: Tensor, scratch: Tensor) -> None:

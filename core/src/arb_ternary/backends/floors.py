@@ -17,11 +17,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.backends.integer import MAX_SPREAD
 from arb_ternary.backends.protocol import WeightShape
 
-#: Exponents that spread at most this far share one int8 matrix: 1 << 6 = 64.
-INT8_SPREAD: Final = 6
 #: Weights whose floors are kept.
 _KEPT: Final = 4096
 
@@ -129,14 +126,6 @@ def _keep(exponent: Tensor, shape: WeightShape) -> Floors:
         while len(_kept) > _KEPT:
             _kept.popitem(last=False)
     return floors
-
-
-def check_spread(spread: int) -> None:
-    """Refuse a spread for which 64 bits do not hold the sum at K = 2**16."""
-    if spread > MAX_SPREAD:
-        raise ValueError(
-            f"exponents spread over {spread}; the exact integer product takes at most {MAX_SPREAD}"
-        )
 
 
 def _measure(exponent: Tensor, shape: WeightShape) -> Floors:
