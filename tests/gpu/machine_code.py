@@ -24,7 +24,7 @@ _LINE: Final = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;|^\t([a-z][a-z0-9_
 _JUMP: Final = re.compile(r"^(@\S+\s+)?BRA\b.*`\((\.L\S+?)\)|^s_(c?)branch\S*\s+(\.L\S+)")
 #: Instructions of the matrix units, and with them those that multiply four int8 at a time.
 _MATRIX: Final = re.compile(r"MMA|v_mfma|v_wmma")
-_MULTIPLY: Final = re.compile(_MATRIX.pattern + r"|IDP\.4A|v_dot4")
+_MULTIPLY: Final = re.compile(_MATRIX.pattern + r"|IDP\.4A")
 #: The last instruction, perhaps of some threads only.
 _END: Final = re.compile(r"^(@\S+\s+)?EXIT\b|^s_endpgm")
 #: Instructions after which a way has certainly entered a loop that it never leaves.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from arb_ternary.backends import reference_probe
 from arb_ternary.backends.protocol import (
     FUSED_VOTES,
     NARROW_NOISE,
@@ -86,9 +87,10 @@ def test_importing_tilelang_leaves_the_environment_alone() -> None:
 def test_a_missing_library_is_named(
     missing: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        probes, "find_spec", lambda name: None if name == missing else find_spec(name)
-    )
+    for module in (probes, reference_probe):
+        monkeypatch.setattr(
+            module, "find_spec", lambda name: None if name == missing else find_spec(name)
+        )
     assert refusal(device) == (
         f"ARB_TERNARY_BACKEND: backend 'tilelang' cannot be used on {device}: {missing} is not "
         f"installed"
@@ -114,7 +116,7 @@ def test_a_compiler_that_was_chosen_and_is_missing_is_named(
 @pytest.mark.parametrize(
     ("torch_release", "visible", "driver", "reason"),
     [
-        ("2.13.0+cpu", "all", True, "torch 2.13.0+cpu is built without CUDA"),
+        ("2.13.0+cpu", "all", True, "torch 2.13.0+cpu is built without CUDA and ROCm"),
         (
             "2.13.0+rocm7.0",
             "all",
@@ -122,7 +124,7 @@ def test_a_compiler_that_was_chosen_and_is_missing_is_named(
             "torch 2.13.0+rocm7.0 is built for ROCm, and the kernels are for CUDA",
         ),
         ("2.13.0+cu130", "-1", True, "CUDA_VISIBLE_DEVICES hides every device"),
-        ("2.13.0+cu130", "all", False, "no CUDA driver was found"),
+        ("2.13.0+cu130", "all", False, "no CUDA or ROCm driver was found"),
         (
             "2.13.0+cu130",
             "all",
@@ -143,10 +145,8 @@ def test_what_is_missing_for_cuda_is_named(
     node = tmp_path / "nvidiactl"
     if driver:
         node.touch()
-    monkeypatch.setattr(probes, "_DEVICE_NODES", (str(node),))
-    monkeypatch.setattr(
-        probes, "_version", lambda name: torch_release if name == "torch" else "0.1.15"
-    )
+    monkeypatch.setattr(reference_probe, "_DEVICE_NODES", (str(node),))
+    monkeypatch.setattr(reference_probe, "version", lambda _name: torch_release)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (
         refusal("cuda")

@@ -22,7 +22,7 @@ from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary_triton import casting, flips, products
 from arb_ternary_triton.packing import check_packing
-from arb_ternary_triton.tiles import ProductTile, RowTile
+from arb_ternary_triton.tiles import ProductTile
 
 interpreted = pytest.mark.interpreted
 Words = npt.NDArray[np.uint32]
@@ -147,7 +147,7 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     for module in (products, flips, casting):
         monkeypatch.setattr(module, "instruction_set", lambda _device: request.param)
     product = ProductTile(rows=16, outputs=32, blocks=2, split=2)
-    monkeypatch.setattr(products, "choose_row", lambda *_: RowTile(outputs=8, blocks=2, split=2))
+    monkeypatch.setattr(products, "choose_row", lambda *_: ProductTile(1, 8, 2, split=2))
     monkeypatch.setattr(products, "choose_linear", lambda *_: product)
     monkeypatch.setattr(products, "choose_grad_input", lambda *_: product)
     return int(request.param)

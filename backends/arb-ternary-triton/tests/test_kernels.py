@@ -20,7 +20,7 @@ from arb_ternary.counters.hashing import counter_hash, hash_keys
 from arb_ternary_triton import casting, products
 from arb_ternary_triton.kernels.common import draw_at
 from arb_ternary_triton.launch import launch
-from arb_ternary_triton.tiles import ProductTile, RowTile, Tile, VoteTile
+from arb_ternary_triton.tiles import ProductTile, Tile
 
 pytestmark = pytest.mark.interpreted
 
@@ -54,14 +54,12 @@ def _bytes(seed: int, *size: int) -> Tensor:
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that every operand takes several, and every sum several programs."""
     product = ProductTile(rows=16, outputs=32, blocks=1, split=3)
-    monkeypatch.setattr(products, "choose_row", lambda *_: RowTile(outputs=8, blocks=1, split=3))
+    monkeypatch.setattr(products, "choose_row", lambda *_: ProductTile(1, 8, 1, split=3))
     monkeypatch.setattr(products, "choose_linear", lambda *_: product)
     monkeypatch.setattr(products, "choose_grad_input", lambda *_: product)
     monkeypatch.setattr(products, "elementwise", lambda *_: Tile(rows=4, columns=128))
     monkeypatch.setattr(casting, "elementwise", lambda *_: Tile(rows=2, columns=128))
-    monkeypatch.setattr(
-        casting, "choose_votes", lambda *_: VoteTile(outputs=16, columns=128, terms=32)
-    )
+    monkeypatch.setattr(casting, "choose_votes", lambda *_: ProductTile(32, 16, 1))
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_choice_shares_sums_until_the_gpu_is_full(
     on_h200: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "INTERPRETED", False)
-    assert tiles.choose_row(4096, 4096, True, DEVICE) == tiles.RowTile(16, 16, 1, 4, 3)
+    assert tiles.choose_row(4096, 4096, True, DEVICE) == tiles.ProductTile(1, 16, 16, 1, 4, 3)
     assert tiles.choose_linear(16, 4096, 4096, torch.int8, False, DEVICE) == tiles.ProductTile(
         16, 64, 2, 4, 4, 3
     )
@@ -181,8 +181,8 @@ def test_choice_shares_sums_until_the_gpu_is_full(
     assert large == tiles.ProductTile(128, 128, 1, 1, 4, 3)
     grad = tiles.choose_grad_input(16, 4096, 4096, torch.int8, False, DEVICE)
     assert grad == tiles.ProductTile(16, 128, 4, 8, 4, 3)
-    assert tiles.choose_votes(2048, 4096, 4096, torch.int8, True, DEVICE) == tiles.VoteTile(
-        64, 128, 64, 4, 3
+    assert tiles.choose_votes(2048, 4096, 4096, torch.int8, True, DEVICE) == tiles.ProductTile(
+        64, 64, 1, 1, 4, 3
     )
     assert not on_h200.exists()
 

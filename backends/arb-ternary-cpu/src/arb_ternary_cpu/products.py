@@ -59,46 +59,20 @@ def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
     return trits
 
 
-def _quantize_rows(isa: int, x_MK: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize_rows(isa: int, x_MK: Tensor, eps: float | None = None) -> tuple[Tensor, Tensor]:
+    """Quantise rows, after their norm if ``eps`` is given."""
     rows, columns = _matrix(x_MK, "x")
     x, dtype = _floats(x_MK, "x")
     if not columns:
         return torch.empty((rows, 0), dtype=torch.int8), torch.zeros(rows)
     q = torch.empty((rows, columns), dtype=torch.int8)
     scale = torch.empty(rows, dtype=torch.float32)
-    if rows:
-        _native.quantize_rows(
-            isa,
-            get_num_threads(),
-            x.data_ptr(),
-            dtype,
-            rows,
-            columns,
-            q.data_ptr(),
-            scale.data_ptr(),
-        )
-    return q, scale
-
-
-def _rms_norm_quantize(isa: int, x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    rows, columns = _matrix(x_MK, "x")
-    x, dtype = _floats(x_MK, "x")
-    if not columns:
-        return torch.empty((rows, 0), dtype=torch.int8), torch.zeros(rows)
-    q = torch.empty((rows, columns), dtype=torch.int8)
-    scale = torch.empty(rows, dtype=torch.float32)
-    if rows:
-        _native.norm_quantize_rows(
-            isa,
-            get_num_threads(),
-            x.data_ptr(),
-            dtype,
-            rows,
-            columns,
-            eps,
-            q.data_ptr(),
-            scale.data_ptr(),
-        )
+    operands = (isa, get_num_threads(), x.data_ptr(), dtype, rows, columns)
+    results = (q.data_ptr(), scale.data_ptr())
+    if rows and eps is None:
+        _native.quantize_rows(*operands, *results)
+    elif rows and eps is not None:
+        _native.norm_quantize_rows(*operands, eps, *results)
     return q, scale
 
 
@@ -135,40 +109,7 @@ def _linear(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
-    check_shape(shape)
-    rows, columns = _matrix(x_MK, "x")
-    if columns != shape.in_features:
-        raise ValueError(f"x must be [M, {shape.in_features}], got {list(x_MK.shape)}")
-    packed = check_packed(packed, shape)
-    exponent = check_exponent(exponent, shape)
-    bias = None
-    if bias_N is not None:
-        bias = check_readable(bias_N, "bias", torch.float32, (shape.out_features,))
-    if scale_M is None and torch.float64 in (x_MK.dtype, dtype):
-        return _linear_float64(isa, x_MK, packed, exponent, bias, shape).to(dtype)
-    out = torch.empty(
-        (rows, shape.out_features), dtype=torch.float32 if dtype is torch.float64 else dtype
-    )
-    out_dtype = float_dtype(out.dtype, "dtype")
-    weight = (packed.data_ptr(), exponent.data_ptr(), *_sizes(shape))
-    if scale_M is None:
-        x, x_dtype = _floats(x_MK, "x")
-        if not out.numel() or not columns:
-            return _without_terms(out, bias)
-        tail = (0 if bias is None else bias.data_ptr(), out.data_ptr(), out_dtype)
-        _native.linear_float(isa, get_num_threads(), x.data_ptr(), x_dtype, rows, *weight, *tail)
-        return out
-    x = check_readable(x_MK, "x", torch.int8, (rows, columns))
-    scale = check_readable(scale_M, "scale", torch.float32, (rows,))
-    if not out.numel() or not columns:
-        return _without_terms(out, bias).to(dtype)
-    tail = (0 if bias is None else bias.data_ptr(), out.data_ptr(), out_dtype)
-    _check_spread(
-        _native.linear_int8(
-            isa, get_num_threads(), x.data_ptr(), scale.data_ptr(), rows, *weight, *tail
-        )
-    )
-    return out.to(dtype)
+    return _multiply(isa, False, x_MK, scale_M, packed, exponent, bias_N, shape, dtype)
 
 
 def _linear_grad_input(
@@ -180,50 +121,64 @@ def _linear_grad_input(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
+    return _multiply(isa, True, grad_MN, scale, packed, exponent, None, shape, dtype)
+
+
+def _multiply(
+    isa: int,
+    turned: bool,
+    left: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    bias: Tensor | None,
+    shape: WeightShape,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Multiply rows by the weight: sums are over its columns, or over its rows if ``turned``."""
     check_shape(shape)
-    rows, columns = _matrix(grad_MN, "grad")
-    if columns != shape.out_features:
-        raise ValueError(f"grad must be [M, {shape.out_features}], got {list(grad_MN.shape)}")
+    name = "x"
+    terms = shape.in_features
+    outputs = shape.out_features
+    if turned:
+        name = "grad"
+        terms = shape.out_features
+        outputs = shape.in_features
+    rows, columns = _matrix(left, name)
+    if columns != terms:
+        raise ValueError(f"{name} must be [M, {terms}], got {list(left.shape)}")
     packed = check_packed(packed, shape)
     exponent = check_exponent(exponent, shape)
-    if scale is None and torch.float64 in (grad_MN.dtype, dtype):
-        return (grad_MN.to(torch.float64) @ _dense(isa, packed, exponent, shape)).to(dtype)
-    out = torch.empty(
-        (rows, shape.in_features), dtype=torch.float32 if dtype is torch.float64 else dtype
-    )
+    if bias is not None:
+        bias = check_readable(bias, "bias", torch.float32, (outputs,))
+    if scale is None and torch.float64 in (left.dtype, dtype):
+        dense = _dense(isa, packed, exponent, shape)
+        y = left.to(torch.float64) @ (dense if turned else dense.T)
+        return (y if bias is None else y + bias).to(dtype)
+
+    out = torch.empty((rows, outputs), dtype=torch.float32 if dtype is torch.float64 else dtype)
     out_dtype = float_dtype(out.dtype, "dtype")
-    weight = (packed.data_ptr(), exponent.data_ptr(), *_sizes(shape))
     if scale is None:
-        grad, grad_dtype = _floats(grad_MN, "grad")
-        if not out.numel() or not columns:
-            return out.zero_()
-        _native.grad_input_float(
-            isa,
-            get_num_threads(),
-            grad.data_ptr(),
-            grad_dtype,
-            rows,
-            *weight,
-            out.data_ptr(),
-            out_dtype,
-        )
+        left, left_dtype = _floats(left, name)
+    else:
+        left = check_readable(left, name, torch.int8, (rows, terms))
+        scale = check_readable(scale, "scale", torch.float32, () if turned else (rows,))
+        left_dtype = 0
+    if not out.numel() or not terms:
+        out.zero_()
+        return (out if bias is None else out.add_(bias)).to(dtype)
+
+    weight = (packed.data_ptr(), exponent.data_ptr(), *_sizes(shape))
+    tail: tuple[int, ...] = (out.data_ptr(), out_dtype)
+    if not turned:
+        tail = (0 if bias is None else bias.data_ptr(), *tail)
+    threads = get_num_threads()
+    if scale is None:
+        run_float = _native.grad_input_float if turned else _native.linear_float
+        run_float(isa, threads, left.data_ptr(), left_dtype, rows, *weight, *tail)
         return out
-    grad = check_readable(grad_MN, "grad", torch.int8, (rows, columns))
-    scale = check_readable(scale, "scale", torch.float32, ())
-    if not out.numel() or not columns:
-        return out.zero_().to(dtype)
-    _check_spread(
-        _native.grad_input_int8(
-            isa,
-            get_num_threads(),
-            grad.data_ptr(),
-            scale.data_ptr(),
-            rows,
-            *weight,
-            out.data_ptr(),
-            out_dtype,
-        )
-    )
+    run_int8 = _native.grad_input_int8 if turned else _native.linear_int8
+    _check_spread(run_int8(isa, threads, left.data_ptr(), scale.data_ptr(), rows, *weight, *tail))
     return out.to(dtype)
 
 
@@ -261,18 +216,6 @@ def _embedding(
     return out.to(dtype)
 
 
-def _linear_float64(
-    isa: int,
-    x_MK: Tensor,
-    packed: Tensor,
-    exponent: Tensor,
-    bias: Tensor | None,
-    shape: WeightShape,
-) -> Tensor:
-    y = x_MK.to(torch.float64) @ _dense(isa, packed, exponent, shape).T
-    return y if bias is None else y + bias
-
-
 def _dense(isa: int, packed: Tensor, exponent: Tensor, shape: WeightShape) -> Tensor:
     """The weight as a float64 matrix, for the gradient checks that need that dtype."""
     rows = torch.arange(shape.out_features)
@@ -300,11 +243,6 @@ def _sizes(shape: WeightShape) -> tuple[int, int, int, int]:
     return shape.out_features, shape.in_features, shape.groups, shape.group_size
 
 
-def _without_terms(out: Tensor, bias: Tensor | None) -> Tensor:
-    out.zero_()
-    return out if bias is None else out.add_(bias)
-
-
 def _check_spread(largest: int) -> None:
     if largest > _native.largest_spread:
         raise ValueError(
@@ -323,5 +261,5 @@ def kernels(isa: int) -> dict[str, Callable[..., Any]]:
         "linear": partial(_linear, isa),
         "linear_grad_input": partial(_linear_grad_input, isa),
         "embedding": partial(_embedding, isa),
-        "rms_norm_quantize": partial(_rms_norm_quantize, isa),
+        "rms_norm_quantize": partial(_quantize_rows, isa),
     }

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends import arguments
+from arb_ternary.backends.arguments import check_float
+from arb_ternary_tilelang.lane import Lane
 
 #: Columns of a 32-bit word of trits.
 UNIT: Final = 16
@@ -27,14 +29,14 @@ def packed_bytes(columns: int) -> int:
     return 4 * -(-columns // UNIT)
 
 
-def float_name(dtype: torch.dtype, name: str) -> str:
-    """Return TileLang's name of a float dtype.
+def served(lane: Lane, tensor: Tensor, name: str) -> Tensor:
+    """Return a float tensor in a dtype that the lane's kernels read.
 
     Raises:
-        TypeError: the kernels do not serve it.
+        TypeError: the kernels do not serve its dtype.
     """
-    arguments.check_float(dtype, name, "tilelang")
-    return FLOATS[dtype]
+    check_float(tensor.dtype, name, "tilelang")
+    return tensor if lane.cuda else tensor.to(torch.float32)
 
 
 def readable(

@@ -9,6 +9,7 @@ depends on. It also adds a lock, so that a process waits for a kernel that anoth
 
 from __future__ import annotations
 
+import fcntl
 import platform
 import subprocess
 import tempfile
@@ -87,11 +88,6 @@ def taking_turns(*name: str) -> Iterator[None]:
     Raises:
         EnvironmentProblem: the folder of compiled kernels cannot be written to.
     """
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system: both processes compile, and one of them is published
-        yield
-        return
     place = folder() / "arb-ternary-locks"
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from arb_ternary_tilelang.arguments import (
     packed_bytes,
     readable,
     require,
+    served,
     words,
     writable,
 )
@@ -157,8 +158,8 @@ def _operands(
     grad: Tensor,
     x: Tensor,
     target: Target,
-) -> tuple[Tensor, Tensor, str, str]:
-    """Return the operands of ``grad.T @ x`` for a kernel, and the names of their dtypes."""
+) -> tuple[Tensor, Tensor]:
+    """Return the operands of ``grad.T @ x`` for a kernel."""
     shape = target.shape
     device = target.words.device
     rows = x.shape[0]
@@ -178,46 +179,52 @@ def _operands(
             depth = lane.depth(tiles, "int8")
             a = _blocks(a, depth)
             b = _blocks(b, depth)
-        return a, b, "int8", "int8"
+        return a, b
     grad = served(lane, grad, "grad")
     if not (lane.cuda and x.dtype is torch.int8):
         x = x.to(grad.dtype)
     a = readable(grad, "grad", grad.dtype, (rows, shape.out_features), device)
     b = readable(x, "x", x.dtype, (rows, shape.in_features), device)
-    return a, b, FLOATS[a.dtype], FLOATS.get(b.dtype, "int8")
-
-
-def served(lane: Lane, grad: Tensor, name: str) -> Tensor:
-    """Return a float gradient in a dtype that the lane's kernels read.
-
-    Raises:
-        TypeError: the kernels do not serve its dtype.
-    """
-    if grad.dtype not in FLOATS:
-        raise TypeError(
-            f"{name}: the tilelang backend serves int8, float32, bfloat16 and float16, got "
-            f"{grad.dtype}"
-        )
-    if lane.cuda:
-        return grad
-    return grad.to(torch.float32)
+    return a, b
 
 
 # --- casting
 
 
-def launch(
+def cast(
+    source: str,
     lane: Lane,
     tiles: Tiles,
-    rule: programs.Rule,
-    a: Tensor,
-    b: Tensor,
-    order: Tensor,
-    starts: Tensor,
+    operands: tuple[Tensor, Tensor, Tensor, Tensor],
     target: Target,
     scaled: Scaled | None,
+    learns: bool,
 ) -> Tensor:
-    """Cast the votes, add the statistics and return the scores ``[rows, J]`` for the exponents."""
+    """Cast the votes, add the statistics and vote for exponents.
+
+    Args:
+        source: where the gradient comes from: a product or a lookup.
+        lane: the target of the kernels.
+        tiles: tiles of the kernel.
+        operands: the two of a product, then the order and the starts of a lookup.
+        target: what votes are cast into.
+        scaled: arguments of scaled votes.
+        learns: whether scores are wanted.
+
+    Returns:
+        The scores ``[rows, J]`` for the exponents.
+    """
+    a, b, order, starts = operands
+    kind = programs.SIGN if scaled is None else scaled.kind
+    rule = programs.Rule(
+        source=source,
+        kind=lane.option(kind),
+        grad=FLOATS.get(a.dtype, "int8"),
+        x=FLOATS.get(b.dtype, "int8"),
+        bits=target.shape.vote_bits,
+        # One build for both on the CPU, where nothing is gained by leaving scores out.
+        learns=learns or not lane.cuda,
+    )
     shape = target.shape
     device = target.words.device
     rows = target.rows
@@ -251,13 +258,11 @@ def launch(
     noise_shift = 0
     key_0 = 0
     key_1 = 0
-    kind = programs.SIGN
     if scaled is not None:
         factors = scaled.factors
         vote_limit = scaled.limits.vote_limit
         noise_shift = scaled.limits.noise_shift
         key_0, key_1, _ = scaled.keys(USE_VOTE_ROUNDING, shape.out_features * columns)
-        kind = scaled.kind
 
     kernel = lane.kernel(
         programs.cast,
@@ -293,6 +298,7 @@ def launch(
     _add_statistics(target, row_squares.sum(dim=0), column_squares.sum(dim=0), faults)
     if scaled is not None:
         _add_magnitudes(target, scaled, row_sizes.sum(dim=0), column_sizes.sum(dim=0))
+    _settle(lane, scores, target, scaled)
     return scores
 
 
@@ -337,7 +343,7 @@ def _add_rows(total_N: Tensor, part_R: Tensor, names: Tensor | None) -> None:
         total_N[names] += part_R  # every name occurs once
 
 
-def settle(lane: Lane, scores: Tensor, target: Target, scaled: Scaled | None) -> None:
+def _settle(lane: Lane, scores: Tensor, target: Target, scaled: Scaled | None) -> None:
     """Turn scores into exponent votes, if the target has any."""
     if target.exponent_votes is None:
         return
@@ -375,23 +381,12 @@ def _cast_product(grad_MN: Tensor, x_MK: Tensor, target: Target, scaled: Scaled 
     device = target.words.device
     lane = lane_of(device)
     tiles = lane.tiles.votes
-    a, b, grad_name, x_name = _operands(lane, tiles, grad_MN, x_MK, target)
+    a, b = _operands(lane, tiles, grad_MN, x_MK, target)
     if 0 in (x_MK.shape[0], shape.out_features, shape.in_features):
         return
-    kind = programs.SIGN if scaled is None else scaled.kind
-    # One build for both on the CPU, where nothing is gained by leaving scores out.
-    learns = target.exponent_votes is not None or not lane.cuda
-    rule = programs.Rule(
-        source=programs.PRODUCT,
-        kind=lane.option(kind),
-        grad=grad_name,
-        x=x_name,
-        bits=shape.vote_bits,
-        learns=learns,
-    )
     none = nothing(device, torch.int64)
-    scores = launch(lane, tiles, rule, a, b, none, none, target, scaled)
-    settle(lane, scores, target, scaled)
+    learns = target.exponent_votes is not None
+    cast(programs.PRODUCT, lane, tiles, (a, b, none, none), target, scaled, learns)
 
 
 def cast_votes(

@@ -14,14 +14,12 @@ from torch import Tensor
 from arb_ternary.backends.arguments import check_ids
 from arb_ternary.backends.reference_votes import count_correlation_, looked_up_rows
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary_tilelang.arguments import FLOATS, nothing, readable, require
+from arb_ternary_tilelang.arguments import nothing, readable, require, served
 from arb_ternary_tilelang.casting import (
     Scaled,
     Target,
-    launch,
+    cast,
     scaled_of,
-    served,
-    settle,
     target_of,
 )
 from arb_ternary_tilelang.kernels import votes as programs
@@ -67,29 +65,8 @@ def _cast_lookup(
     grad = grad_MK if integer else served(lane, grad_MK, "grad")
     size = (lookup.order.shape[0], shape.in_features)
     a = readable(grad, "grad", grad.dtype, size, device)
-    kind = programs.SIGN if scaled is None else scaled.kind
-    rule = programs.Rule(
-        source=programs.LOOKUP,
-        kind=lane.option(kind),
-        grad=FLOATS.get(a.dtype, "int8"),
-        x="int8",
-        bits=shape.vote_bits,
-        learns=learns or not lane.cuda,
-    )
-    none = nothing(device, torch.int8)
-    scores = launch(
-        lane,
-        lane.tiles.lookups,
-        rule,
-        a,
-        none,
-        lookup.order,
-        lookup.starts,
-        target,
-        scaled,
-    )
-    settle(lane, scores, target, scaled)
-    return scores
+    operands = (a, nothing(device, torch.int8), lookup.order, lookup.starts)
+    return cast(programs.LOOKUP, lane, lane.tiles.lookups, operands, target, scaled, learns)
 
 
 def embedding_votes(

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from arb_ternary.backends.protocol import ProbeResult
-from arb_ternary.environment import CUDA_VISIBLE_DEVICES
+from arb_ternary.backends.reference_probe import probe as probe_torch
 from arb_ternary_tilelang.plugin import CUDA_HOME, CXX
 
 #: Names that TileLang looks for, in its order, if CXX is not set.
 COMPILERS: Final = ("g++", "clang++", "c++")
-#: Device nodes by which an NVIDIA driver shows that it is there, natively or under WSL.
-_DEVICE_NODES: Final = ("/dev/nvidiactl", "/dev/dxg")
 _CUDA_HOME: Final = "/usr/local/cuda"
 
 
@@ -49,50 +47,31 @@ def cuda_compiler() -> str | None:
 
 def probe(device: str) -> ProbeResult:
     """Find whether ``device`` (``cpu``, ``cuda``, ``cuda:1``) can be served, and why (not)."""
-    for module in ("torch", "tilelang"):
-        if find_spec(module) is None:
-            return ProbeResult(False, f"{module} is not installed")
-    release = f"tilelang {_version('tilelang')}"
-    match device.partition(":")[0]:
-        case "cpu":
-            compiler = cpu_compiler()
-            if compiler is None:
-                wanted = CXX.read().strip() or ", ".join(COMPILERS)
-                return ProbeResult(
-                    False, f"its kernels need a C++ compiler ({wanted}): none was found"
-                )
-            return ProbeResult(True, f"{release}, compiled by {Path(compiler).name}")
-        case "cuda":
-            return _probe_cuda(release)
-        case other:
-            return ProbeResult(False, f"it has no kernels for {other!r}")
-
-
-def _probe_cuda(release: str) -> ProbeResult:
-    torch_release = _version("torch")
-    if "+cpu" in torch_release:
-        return ProbeResult(False, f"torch {torch_release} is built without CUDA")
-    if "+rocm" in torch_release:
-        return ProbeResult(
-            False, f"torch {torch_release} is built for ROCm, and the kernels are for CUDA"
-        )
-    if CUDA_VISIBLE_DEVICES.read().strip() in ("", "-1"):
-        return ProbeResult(False, "CUDA_VISIBLE_DEVICES hides every device")
-    if (
-        not any(Path(node).exists() for node in _DEVICE_NODES)
-        and shutil.which("nvidia-smi") is None
-    ):
-        return ProbeResult(False, "no CUDA driver was found")
-    compiler = cuda_compiler()
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        return ProbeResult(False, f"it has no kernels for {kind!r}")
+    torch = probe_torch(device)
+    if not torch.usable:
+        return ProbeResult(False, torch.reason)
+    if find_spec("tilelang") is None:
+        return ProbeResult(False, "tilelang is not installed")
+    compiler = cpu_compiler()
+    wanted = f"a C++ compiler ({CXX.read().strip() or ', '.join(COMPILERS)}): none was found"
+    if kind == "cuda":
+        if "+rocm" in torch.reason:
+            return ProbeResult(
+                False, f"{torch.reason} is built for ROCm, and the kernels are for CUDA"
+            )
+        compiler = cuda_compiler()
+        wanted = "nvcc: none was found in CUDA_HOME, PATH or /usr/local/cuda"
     if compiler is None:
-        return ProbeResult(
-            False, "its kernels need nvcc: none was found in CUDA_HOME, PATH or /usr/local/cuda"
-        )
-    return ProbeResult(True, f"{release}, compiled by {compiler}")
+        return ProbeResult(False, f"its kernels need {wanted}")
+    shown = compiler if kind == "cuda" else Path(compiler).name
+    return ProbeResult(True, f"tilelang {_release()}, compiled by {shown}")
 
 
-def _version(distribution: str) -> str:
+def _release() -> str:
     try:
-        return version(distribution)
+        return version("tilelang")
     except PackageNotFoundError:  # a source checkout on sys.path
         return "unknown"

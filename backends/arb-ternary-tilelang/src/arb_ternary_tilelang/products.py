@@ -1,4 +1,4 @@
-"""Layout, quantisation, matrix products and lookup: check arguments and launch kernels.
+"""Quantisation, matrix products and lookup: check arguments and launch kernels.
 
 Meaning and signatures are those of ``arb_ternary.backends.reference``. Operands that are not
 contiguous are copied; nothing that is passed in is written to.
@@ -13,24 +13,23 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from arb_ternary.backends.arguments import check_groups, check_ids
+from arb_ternary.backends.arguments import check_float, check_ids
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.counters.hashing import hash_keys
 from arb_ternary_tilelang.arguments import (
     FLOATS,
     UNIT,
-    float_name,
     nothing,
-    packed_bytes,
     readable,
     require,
+    served,
     words,
 )
 from arb_ternary_tilelang.bands import BAND, Bands, bands_of
 from arb_ternary_tilelang.kernels import products as programs
 from arb_ternary_tilelang.kernels import rows as row_programs
-from arb_ternary_tilelang.kernels import storage
 from arb_ternary_tilelang.lane import Lane, Tiles, lane_of
+from arb_ternary_tilelang.storage import packed_weight
 
 #: Most terms of an integer sum: each is at most 127 << 6.
 MOST_TERMS: Final = (2**31 - 1) // (127 << (BAND - 1))
@@ -47,8 +46,6 @@ MOST_SPLITS: Final = 8
 def kernels() -> dict[str, Callable[..., object]]:
     """Return the kernels of this module by op."""
     return {
-        "pack": pack,
-        "unpack": unpack,
         "quantize_rows": quantize_rows,
         "quantize_gradient": quantize_gradient,
         "rms_norm_quantize": rms_norm_quantize,
@@ -56,41 +53,6 @@ def kernels() -> dict[str, Callable[..., object]]:
         "linear_grad_input": linear_grad_input,
         "embedding": embedding,
     }
-
-
-# --- layout
-
-
-def pack(trits_NK: Tensor) -> Tensor:
-    """Pack int8 trits ``[N, K]`` into uint8 ``[N, 4 * ceil(K / 16)]``."""
-    require(trits_NK.dim() == 2, f"trits must be [N, K], got {list(trits_NK.shape)}")
-    rows, columns = trits_NK.shape
-    trits = readable(trits_NK, "trits", torch.int8, (rows, columns), trits_NK.device)
-    packed = torch.empty((rows, packed_bytes(columns)), dtype=torch.uint8, device=trits.device)
-    if packed.numel():
-        lane = lane_of(trits.device)
-        kernel = lane.kernel(storage.pack, N=rows, K=columns)
-        kernel(trits, words(packed))
-    return packed
-
-
-def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
-    """Unpack a packed weight to int8 trits ``[N, K]``."""
-    held = _packed(packed, shape)
-    rows = shape.out_features
-    columns = shape.in_features
-    trits = torch.empty((rows, columns), dtype=torch.int8, device=packed.device)
-    if trits.numel():
-        lane = lane_of(packed.device)
-        kernel = lane.kernel(storage.unpack, N=rows, K=columns)
-        kernel(words(held), trits)
-    return trits
-
-
-def _packed(packed: Tensor, shape: WeightShape) -> Tensor:
-    check_groups(shape, UNIT)
-    size = (shape.out_features, packed_bytes(shape.in_features))
-    return readable(packed, "packed", torch.uint8, size, packed.device)
 
 
 def _exponent(exponent: Tensor, packed: Tensor, shape: WeightShape) -> Tensor:
@@ -103,13 +65,9 @@ def _exponent(exponent: Tensor, packed: Tensor, shape: WeightShape) -> Tensor:
 
 def _floats(tensor: Tensor, name: str, lane: Lane) -> tuple[Tensor, str]:
     """Return a contiguous float tensor in a dtype that the lane's kernels read, and its name."""
-    found = float_name(tensor.dtype, name)
-    if not lane.cuda and found != "float32":
-        tensor = tensor.to(torch.float32)
-        found = "float32"
-    size = tuple(tensor.shape)
-    checked = readable(tensor, name, tensor.dtype, size, tensor.device)
-    return checked, found
+    tensor = served(lane, tensor, name)
+    checked = readable(tensor, name, tensor.dtype, tuple(tensor.shape), tensor.device)
+    return checked, FLOATS[checked.dtype]
 
 
 def _rows(x_MK: Tensor, norm: bool, eps: float) -> tuple[Tensor, Tensor]:
@@ -297,7 +255,7 @@ def _product(
 ) -> Tensor:
     device = packed.device
     lane = lane_of(device)
-    held = words(_packed(packed, shape))
+    held = words(packed_weight(packed, shape))
     powers = _exponent(exponent, packed, shape)
     if turned:
         terms = shape.out_features
@@ -308,7 +266,7 @@ def _product(
     if a_MR.dim() != 2:
         raise ValueError(f"the left operand must be [M, {terms}], got {list(a_MR.shape)}")
     rows = a_MR.shape[0]
-    float_name(dtype, "result")
+    check_float(dtype, "result", "tilelang")
     if bias is not None:
         bias = readable(bias, "bias", torch.float32, (columns,), device)
     if 0 in (rows, terms, columns):
@@ -479,11 +437,11 @@ def embedding(
     """
     lane = lane_of(packed.device)
     device = packed.device
-    held = words(_packed(packed, shape))
+    held = words(packed_weight(packed, shape))
     powers = _exponent(exponent, packed, shape)
     require(ids_M.dim() == 1, f"ids must be [M], got {list(ids_M.shape)}")
     ids = readable(ids_M, "ids", torch.int64, tuple(ids_M.shape), device)
-    float_name(dtype, "result")
+    check_float(dtype, "result", "tilelang")
     out = dtype if lane.cuda else torch.float32
     rows = torch.empty((ids.shape[0], shape.in_features), dtype=out, device=device)
     if not rows.numel():

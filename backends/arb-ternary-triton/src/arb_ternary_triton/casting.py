@@ -20,7 +20,13 @@ from arb_ternary.counters.hashing import (
     HashKeys,
     hash_keys,
 )
-from arb_ternary_triton.arguments import check_float, check_mutable, check_packed, check_readable
+from arb_ternary_triton.arguments import (
+    BLOCK,
+    check_float,
+    check_mutable,
+    check_packed,
+    check_readable,
+)
 from arb_ternary_triton.kernels.casting import (
     lookup_votes_kernel,
     product_votes_kernel,
@@ -267,7 +273,8 @@ def _cast_product(
     tile = choose_votes(terms, rows, columns, grad.dtype, shifts, cast.packed.device)
     # Narrow accumulators are taken out of bytes and put back, which takes registers.
     warps = tile.warps if shape.vote_bits == 8 else max(tile.warps, 8)
-    grid = cast.prepare(rows, Tile(tile.outputs, tile.columns))
+    tile_columns = BLOCK * tile.blocks
+    grid = cast.prepare(rows, Tile(tile.outputs, tile_columns))
     cast.run(
         product_votes_kernel,
         grid,
@@ -276,8 +283,8 @@ def _cast_product(
         terms * 127**2,
         LONG=integer and terms > _INT32_TERMS,
         ROWS=tile.outputs,
-        COLUMNS=tile.columns,
-        TERMS=tile.terms,
+        COLUMNS=tile_columns,
+        TERMS=tile.rows,
         warps=warps,
         stages=tile.stages,
     )

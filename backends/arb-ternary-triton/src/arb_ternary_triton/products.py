@@ -22,7 +22,6 @@ from arb_ternary_triton.arguments import (
     check_float,
     check_packed,
     check_readable,
-    packed_columns,
 )
 from arb_ternary_triton.kernels.products import (
     finish_kernel,
@@ -33,7 +32,13 @@ from arb_ternary_triton.kernels.products import (
 )
 from arb_ternary_triton.launch import INTERPRETED, cdiv, instruction_set, launch
 from arb_ternary_triton.layout import unpack
-from arb_ternary_triton.tiles import choose_grad_input, choose_linear, choose_row, elementwise
+from arb_ternary_triton.tiles import (
+    ProductTile,
+    choose_grad_input,
+    choose_linear,
+    choose_row,
+    elementwise,
+)
 
 #: Longest sum of int8 activations and trits shifted by up to 6 that fits in 32 bits.
 _INT32_TERMS: Final = (2**31 - 1) // (127 << INT8_SPREAD)
@@ -82,6 +87,8 @@ class _Product:
         left: activations or the gradient.
         scale: their row scales, or one scale of a gradient; None for float operands.
         floor: int32 units of the sums; any tensor for float operands.
+        out: the result.
+        turned: whether the sum is over the rows of the weight.
         bands: bands that the sums take.
     """
 
@@ -93,12 +100,18 @@ class _Product:
     bias: Tensor | None
     out: Tensor
     shape: WeightShape
+    turned: bool
     bands: int
 
     @property
     def integer(self) -> bool:
         """Whether operands are int8."""
         return self.scale is not None
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 128 columns of a row of the weight."""
+        return self.packed.shape[1] // LANES
 
     @property
     def scale_argument(self) -> Tensor:
@@ -110,6 +123,19 @@ class _Product:
         """The bias, or a placeholder that kernels do not read."""
         return self.scale_argument if self.bias is None else self.bias
 
+    def options(self, tile: ProductTile) -> dict[str, int]:
+        """Return the compile-time arguments and options that all kernels of products take."""
+        return {
+            "GROUP": _group(self.shape),
+            "INT8": self.integer,
+            "ISA": instruction_set(self.packed.device),
+            "SPLIT": tile.split,
+            "OUTPUTS": tile.outputs,
+            "BLOCKS": tile.blocks,
+            "warps": tile.warps,
+            "stages": tile.stages,
+        }
+
     def parts(self, split: int) -> Tensor:
         """Allocate the partial sums of ``split`` programs; the result itself if they are one."""
         if split == 1:
@@ -119,7 +145,7 @@ class _Product:
             dtype = torch.int32 if self.bands == 1 else torch.int64
         return torch.empty((split, *self.out.shape), dtype=dtype, device=self.out.device)
 
-    def finish(self, parts: Tensor, split: int, scale_stride: int) -> Tensor:
+    def finish(self, parts: Tensor, split: int) -> Tensor:
         """Add up partial sums, if there are several, and return the result."""
         if split == 1:
             return self.out
@@ -130,7 +156,7 @@ class _Product:
             (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
             parts,
             self.scale_argument,
-            scale_stride,
+            0 if self.turned else 1,
             self.floor,
             self.bias_argument,
             self.out,
@@ -155,42 +181,75 @@ def linear(
     dtype: torch.dtype,
 ) -> Tensor:
     """Return ``x @ W.T + bias``, ``[M, N]`` in ``dtype``; int8 rows with scales sum exactly."""
-    rows = x_MK.shape[0]
-    outputs = shape.out_features
-    columns = shape.in_features
+    return _multiply(False, x_MK, scale_M, packed, exponent, bias_N, shape, dtype)
+
+
+def linear_grad_input(
+    grad_MN: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    shape: WeightShape,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return ``grad_y @ W``, ``[M, K]`` in ``dtype``; an int8 gradient sums exactly."""
+    return _multiply(True, grad_MN, scale, packed, exponent, None, shape, dtype)
+
+
+def _multiply(
+    turned: bool,
+    left: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    bias: Tensor | None,
+    shape: WeightShape,
+    dtype: torch.dtype,
+) -> Tensor:
+    rows = left.shape[0]
+    name = "x"
+    terms = shape.in_features
+    columns = shape.out_features
+    if turned:
+        name = "grad"
+        terms = shape.out_features
+        columns = shape.in_features
     packed = check_packed(packed, shape)
     exponent = _check_exponent(exponent, shape)
-    bias = None
-    if bias_N is not None:
-        bias = check_readable(bias_N, "bias", torch.float32, (outputs,))
-    if scale_M is None and torch.float64 in (x_MK.dtype, dtype):
-        y = x_MK.to(torch.float64) @ _dense(packed, exponent, shape).T
+    if bias is not None:
+        bias = check_readable(bias, "bias", torch.float32, (columns,))
+    if scale is None and torch.float64 in (left.dtype, dtype):
+        dense = _dense(packed, exponent, shape)
+        y = left.to(torch.float64) @ (dense if turned else dense.T)
         return (y if bias is None else y + bias).to(dtype)
 
-    out = torch.empty((rows, outputs), dtype=_result_dtype(dtype), device=packed.device)
-    scale = None
-    if scale_M is not None:
-        x = check_readable(x_MK, "x", torch.int8, (rows, columns))
-        scale = check_readable(scale_M, "scale", torch.float32, (rows,))
+    out = torch.empty((rows, columns), dtype=_result_dtype(dtype), device=packed.device)
+    if scale is None:
+        left = check_float(left, name, (rows, terms))
     else:
-        x = check_float(x_MK, "x", (rows, columns))
+        left = check_readable(left, name, torch.int8, (rows, terms))
+        scale = check_readable(scale, "scale", torch.float32, () if turned else (rows,))
     if not out.numel():
         return out.to(dtype)
-    if not columns:
+    if not terms:
         out.zero_()
         if bias is not None:
             out.copy_(bias.expand_as(out))
         return out.to(dtype)
 
     bands = 1
-    floor = x
+    floor = left
     if scale is not None:
         floors = floors_of(exponent, shape)
-        bands = _bands(floors.row_spread, columns)
-        floor = floors.rows
-    product = _Product(x, scale, packed, exponent, floor, bias, out, shape, bands)
-    multiply = _multiply_row if rows == 1 and bands == 1 else _multiply_rows
-    y = multiply(product)
+        bands = _bands(floors.column_spread if turned else floors.row_spread, terms)
+        floor = floors.columns if turned else floors.rows
+    product = _Product(left, scale, packed, exponent, floor, bias, out, shape, turned, bands)
+    if turned:
+        y = _multiply_turned(product)
+    elif rows == 1 and bands == 1:
+        y = _multiply_row(product)
+    else:
+        y = _multiply_rows(product)
     return y if y.dtype is dtype else y.to(dtype)
 
 
@@ -207,7 +266,6 @@ def _multiply_row(product: _Product) -> Tensor:
         x = torch.nn.functional.pad(x, (0, -columns % BLOCK))
     if product.integer:
         x = x.view(torch.int32)
-    blocks = packed_columns(columns) // LANES
     launch(
         row_kernel,
         (cdiv(outputs, tile.outputs), tile.split),
@@ -222,18 +280,11 @@ def _multiply_row(product: _Product) -> Tensor:
         outputs,
         packed.shape[1],
         shape.groups,
-        tile.blocks * cdiv(blocks, tile.blocks * tile.split),
-        GROUP=_group(shape),
-        INT8=product.integer,
-        ISA=instruction_set(packed.device),
-        SPLIT=tile.split,
+        tile.blocks * cdiv(product.blocks, tile.blocks * tile.split),
         BIAS=product.bias is not None,
-        OUTPUTS=tile.outputs,
-        BLOCKS=tile.blocks,
-        warps=tile.warps,
-        stages=tile.stages,
+        **product.options(tile),
     )
-    return product.finish(parts, tile.split, 1)
+    return product.finish(parts, tile.split)
 
 
 def _multiply_rows(product: _Product) -> Tensor:
@@ -246,7 +297,6 @@ def _multiply_rows(product: _Product) -> Tensor:
     wide = product.bands > 1
     tile = choose_linear(rows, outputs, columns, product.left.dtype, wide, packed.device)
     parts = product.parts(tile.split)
-    blocks = packed_columns(columns) // LANES
     launch(
         linear_kernel,
         (cdiv(outputs, tile.outputs), cdiv(rows, tile.rows), tile.split),
@@ -263,69 +313,34 @@ def _multiply_rows(product: _Product) -> Tensor:
         columns,
         packed.shape[1],
         shape.groups,
-        tile.blocks * cdiv(blocks, tile.blocks * tile.split),
-        GROUP=_group(shape),
-        INT8=product.integer,
-        ISA=instruction_set(packed.device),
+        tile.blocks * cdiv(product.blocks, tile.blocks * tile.split),
         BANDS=product.bands,
-        SPLIT=tile.split,
         BIAS=product.bias is not None,
         ROWS=tile.rows,
-        OUTPUTS=tile.outputs,
-        BLOCKS=tile.blocks,
-        warps=tile.warps,
-        stages=tile.stages,
+        **product.options(tile),
     )
-    return product.finish(parts, tile.split, 1)
+    return product.finish(parts, tile.split)
 
 
-def linear_grad_input(
-    grad_MN: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    exponent: Tensor,
-    shape: WeightShape,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Return ``grad_y @ W``, ``[M, K]`` in ``dtype``; an int8 gradient sums exactly."""
-    rows = grad_MN.shape[0]
+def _multiply_turned(product: _Product) -> Tensor:
+    """Multiply a gradient of outputs, whose sums are over the rows of the weight."""
+    shape = product.shape
+    rows = product.left.shape[0]
     outputs = shape.out_features
     columns = shape.in_features
-    packed = check_packed(packed, shape)
-    exponent = _check_exponent(exponent, shape)
-    if scale is None and torch.float64 in (grad_MN.dtype, dtype):
-        return (grad_MN.to(torch.float64) @ _dense(packed, exponent, shape)).to(dtype)
-
-    out = torch.empty((rows, columns), dtype=_result_dtype(dtype), device=packed.device)
-    if scale is not None:
-        grad = check_readable(grad_MN, "grad", torch.int8, (rows, outputs))
-        scale = check_readable(scale, "scale", torch.float32, ())
-    else:
-        grad = check_float(grad_MN, "grad", (rows, outputs))
-    if not out.numel():
-        return out.to(dtype)
-    if not outputs:
-        return out.zero_().to(dtype)
-
-    bands = 1
-    floor = grad
-    if scale is not None:
-        floors = floors_of(exponent, shape)
-        bands = _bands(floors.column_spread, outputs)
-        floor = floors.columns
-    product = _Product(grad, scale, packed, exponent, floor, None, out, shape, bands)
-    tile = choose_grad_input(rows, outputs, columns, grad.dtype, bands > 1, packed.device)
+    packed = product.packed
+    wide = product.bands > 1
+    tile = choose_grad_input(rows, outputs, columns, product.left.dtype, wide, packed.device)
     parts = product.parts(tile.split)
-    blocks = packed_columns(columns) // LANES
     launch(
         grad_input_kernel,
-        (4 * cdiv(blocks, tile.blocks), cdiv(rows, tile.rows), tile.split),
-        grad,
+        (4 * cdiv(product.blocks, tile.blocks), cdiv(rows, tile.rows), tile.split),
+        product.left,
         product.scale_argument,
         packed.view(torch.int32),
-        exponent,
-        floor,
-        out,
+        product.exponent,
+        product.floor,
+        product.out,
         parts,
         rows,
         outputs,
@@ -333,19 +348,11 @@ def linear_grad_input(
         packed.shape[1],
         shape.groups,
         cdiv(outputs, tile.split),
-        GROUP=_group(shape),
-        INT8=product.integer,
-        ISA=instruction_set(packed.device),
-        BANDS=bands,
-        SPLIT=tile.split,
+        BANDS=product.bands,
         ROWS=tile.rows,
-        OUTPUTS=tile.outputs,
-        BLOCKS=tile.blocks,
-        warps=tile.warps,
-        stages=tile.stages,
+        **product.options(tile),
     )
-    back = product.finish(parts, tile.split, 0)
-    return back if back.dtype is dtype else back.to(dtype)
+    return product.finish(parts, tile.split)
 
 
 def embedding(

@@ -21,30 +21,11 @@ class Tile:
 
 
 @frozen
-class RowTile:
-    """Tile of a product with one row of activations.
-
-    Attributes:
-        outputs: rows of the weight.
-        blocks: blocks of 128 columns at a time.
-        split: programs that share a sum.
-        warps: warps per program.
-        stages: pipeline stages.
-    """
-
-    outputs: int
-    blocks: int
-    split: int
-    warps: int = 4
-    stages: int = 3
-
-
-@frozen
 class ProductTile:
-    """Tile of a product on tensor cores.
+    """Tile of a product, or of a gradient that becomes votes.
 
     Attributes:
-        rows: rows of activations.
+        rows: rows of activations; of votes, those that are summed at a time.
         outputs: rows of the weight.
         blocks: blocks of 128 columns.
         split: programs that share a sum.
@@ -55,28 +36,9 @@ class ProductTile:
     rows: int
     outputs: int
     blocks: int
-    split: int
+    split: int = 1
     warps: int = 4
     stages: int = 3
-
-
-@frozen
-class VoteTile:
-    """Tile of a gradient that becomes votes.
-
-    Attributes:
-        outputs: rows of the weight.
-        columns: columns of the weight.
-        terms: rows of activations at a time.
-        warps: warps per program.
-        stages: pipeline stages.
-    """
-
-    outputs: int
-    columns: int
-    terms: int
-    warps: int = 8
-    stages: int = 2
 
 
 def elementwise(rows: int, columns: int, warps: int = 4) -> Tile:
@@ -99,17 +61,22 @@ def _shared(entry: Entry, programs: int, steps: int) -> int:
     return max(1, min(wanted, steps // 4, 16))
 
 
-def choose_row(outputs: int, columns: int, integer: bool, device: torch.device) -> RowTile:
+def _tile(entry: Entry, programs: int, steps: int) -> ProductTile:
+    """Return an entry's tile, with sums of ``steps`` steps shared to fill the GPU."""
+    split = _shared(entry, programs, steps)
+    return ProductTile(entry.rows, entry.outputs, entry.blocks, split, entry.warps, entry.stages)
+
+
+def choose_row(outputs: int, columns: int, integer: bool, device: torch.device) -> ProductTile:
     """Choose the tile of ``linear`` with one row."""
     blocks = cdiv(columns, BLOCK)
     if INTERPRETED:
         size = min(power_of_two_up(blocks), 32)
-        return RowTile(min(power_of_two_up(outputs), 64), size, 2 if blocks > size else 1)
+        return ProductTile(1, min(power_of_two_up(outputs), 64), size, 2 if blocks > size else 1)
     kind = ("row", "int8" if integer else "float")
     entry = chosen_entry(kind, 1, outputs, columns, device)
-    blocks_per_step = min(entry.blocks, power_of_two_up(blocks))
-    split = _shared(entry, cdiv(outputs, entry.outputs), cdiv(blocks, blocks_per_step))
-    return RowTile(entry.outputs, blocks_per_step, split, entry.warps, entry.stages)
+    entry = evolve(entry, blocks=min(entry.blocks, power_of_two_up(blocks)))
+    return _tile(entry, cdiv(outputs, entry.outputs), cdiv(blocks, entry.blocks))
 
 
 def choose_linear(
@@ -123,8 +90,7 @@ def choose_linear(
     kind = ("linear", operands_of(dtype, wide=wide))
     entry = _registers(chosen_entry(kind, rows, outputs, columns, device), outputs, columns)
     programs = cdiv(rows, entry.rows) * cdiv(outputs, entry.outputs)
-    split = _shared(entry, programs, cdiv(blocks, entry.blocks))
-    return ProductTile(entry.rows, entry.outputs, entry.blocks, split, entry.warps, entry.stages)
+    return _tile(entry, programs, cdiv(blocks, entry.blocks))
 
 
 def choose_grad_input(
@@ -139,8 +105,7 @@ def choose_grad_input(
     kind = ("grad_input", operands_of(dtype, wide=wide))
     entry = _registers(chosen_entry(kind, rows, outputs, columns, device), outputs, columns)
     programs = cdiv(rows, entry.rows) * 4 * cdiv(blocks, entry.blocks)
-    split = _shared(entry, programs, cdiv(outputs, entry.outputs))
-    return ProductTile(entry.rows, entry.outputs, entry.blocks, split, entry.warps, entry.stages)
+    return _tile(entry, programs, cdiv(outputs, entry.outputs))
 
 
 def choose_votes(
@@ -150,15 +115,13 @@ def choose_votes(
     dtype: torch.dtype,
     by_shifts: bool,
     device: torch.device,
-) -> VoteTile:
+) -> ProductTile:
     """Choose the tile of votes cast from a product over ``terms`` rows."""
     if INTERPRETED:
-        columns_per_tile = min(_whole_blocks(columns), 512)
-        return VoteTile(_bounded(outputs), columns_per_tile, max(32, _bounded(terms)))
+        blocks = min(_whole_blocks(columns), 512) // BLOCK
+        return ProductTile(max(32, _bounded(terms)), _bounded(outputs), blocks)
     kind = ("votes", operands_of(dtype, shifts=by_shifts))
-    entry = chosen_entry(kind, terms, outputs, columns, device)
-    columns_per_tile = BLOCK * entry.blocks
-    return VoteTile(entry.outputs, columns_per_tile, entry.rows, entry.warps, entry.stages)
+    return _tile(chosen_entry(kind, terms, outputs, columns, device), 1, 1)
 
 
 def _registers(entry: Entry, outputs: int, columns: int) -> Entry:
