@@ -50,11 +50,11 @@ def probe(device: str) -> ProbeResult:
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         return ProbeResult(False, f"it has no kernels for {kind!r}")
+    if find_spec("tilelang") is None:
+        return ProbeResult(False, "tilelang is not installed")
     torch = probe_torch(device)
     if not torch.usable:
         return ProbeResult(False, torch.reason)
-    if find_spec("tilelang") is None:
-        return ProbeResult(False, "tilelang is not installed")
     compiler = cpu_compiler()
     wanted = f"a C++ compiler ({CXX.read().strip() or ', '.join(COMPILERS)}): none was found"
     if kind == "cuda":
