@@ -13,6 +13,7 @@ from torch import nn
 
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.activation_cache import ActivationCache
 from arb_ternary_train.policy import add_counts
 from arb_ternary_train.progress import format_duration
 from arb_ternary_train.standard import log_and_evaluate
@@ -20,7 +21,6 @@ from arb_ternary_upcycle.block_loop import BlockLoop
 from arb_ternary_upcycle.block_probe import BlockProbe
 from arb_ternary_upcycle.calibration import held_out_batches
 from arb_ternary_upcycle.learning import only_learning, parts_of_blocks, refuse_idle_patterns
-from arb_ternary_upcycle.output_cache import OutputCache
 from arb_ternary_upcycle.stages import find_stage
 from arb_ternary_upcycle.streams import Streams
 from arb_ternary_upcycle.student import student_of
@@ -107,19 +107,16 @@ class BlockwisePhase:
         """Yield the residual streams; their cache is deleted once the phase is done."""
         config = self.config
         if not config.cache_teacher_outputs:
-            yield Streams(student, teacher, config.distill_target, None)
+            yield Streams(student, teacher, config.distill_target)
             return
         rank = context.world.rank
         caches = context.directory / "cache"
         phase = f"phase-{context.phase_index}"
-        cache = OutputCache(
-            # Each rank has a cache of its own; the first has that of a run in one process.
-            caches / (f"{phase}-rank-{rank}" if rank else phase),
-            config.cache_memory,
-            f"{teacher.model.digest} {config.teacher_dtype} {context.device}",
-            context.note,
-        )
-        yield Streams(student, teacher, config.distill_target, cache)
+        # Each rank has a cache of its own; the first has that of a run in one process.
+        folder = caches / (f"{phase}-rank-{rank}" if rank else phase)
+        computed_by = f"{teacher.model.digest} {config.teacher_dtype} {context.device}"
+        with ActivationCache(config.cache_memory, folder, note=context.note) as cache:
+            yield Streams(student, teacher, config.distill_target, cache, computed_by)
         cache.remove()
         context.world.barrier()
         if context.world.is_main:

@@ -1,6 +1,6 @@
 """Files that a phase leaves behind as it works, so that it continues after a kill.
 
-An unfinished projection, cached outputs and measurements are kept in a :class:`Store`.
+An unfinished projection and measurements are kept in a :class:`Store`.
 """
 
 from __future__ import annotations

@@ -8,16 +8,20 @@ Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_upcycle.output_cache import OutputCache, Place, inputs_digest
+from arb_ternary_train.activation_cache import ActivationCache, module_version, sample_key
 from arb_ternary_upcycle.teacher_module import Teacher
+
+#: Where a stream arises. ``student`` and ``teacher``: after a number of blocks. ``attention``: the
+#: update of the teacher's attention in a block.
+Kind: TypeAlias = Literal["student", "teacher", "attention"]
 
 
 class Streams:
@@ -28,6 +32,8 @@ class Streams:
         teacher: of the same sizes.
         target: see ``BlockwiseConfig.distill_target``.
         cache: None = everything is computed every time.
+        computed_by: what decides the streams beside the student's weights: the teacher's weights,
+            number format and device.
     """
 
     def __init__(
@@ -35,18 +41,31 @@ class Streams:
         student: Decoder,
         teacher: Teacher,
         target: Literal["residual", "attention"],
-        cache: OutputCache | None,
+        cache: ActivationCache | None = None,
+        computed_by: str = "",
     ) -> None:
         self._student = student
         self._teacher = teacher
         self._target = target
         self._cache = cache
+        self._computed_by = computed_by
+        # Of the student after each number of blocks.
+        self._versions: list[str] = []
         self._dtype: torch.dtype | None = None
 
     def begin(self, block: int) -> None:
         """Drop what is not needed to train ``block``."""
-        if self._cache is not None:
-            self._cache.keep_only(_places(block))
+        if self._cache is None:
+            return
+        places: list[tuple[Kind, int]] = [
+            ("student", block),
+            ("teacher", block),
+            ("teacher", block + 1),
+            ("attention", block),
+        ]
+        if block:
+            places.append(("student", block - 1))
+        self._cache.keep_only(self._version(kind, level) for kind, level in places)
 
     @torch.no_grad()
     def inputs(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
@@ -73,19 +92,19 @@ class Streams:
 
     def _updates(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
         """Return the updates of the teacher's attention; keep the streams for the next block."""
-        rows = self._cached(Place("attention", block), inputs_BS, samples_B)
-        missing = [row for row, found in enumerate(rows) if found is None]
-        if missing:
+
+        def compute(missing: list[int]) -> Iterator[Tensor]:
             x_MSD = self._teacher_stream(block, inputs_BS[missing], samples_B[missing])
             attention = self._teacher.block(block).attention
             for row, x_SD in zip(missing, x_MSD, strict=True):
                 with recorded_updates(attention) as updates:
                     y_1SD = self._teacher.run_block(block, x_SD[None])
-                rows[row] = updates[0][0]
-                inputs_S = inputs_BS[row]
-                self._keep(Place("attention", block), inputs_S, samples_B[row], updates[0][0])
-                self._keep(Place("teacher", block + 1), inputs_S, samples_B[row], y_1SD[0])
-        return torch.stack([found for found in rows if found is not None])
+                if self._cache is not None:
+                    key = sample_key(int(samples_B[row]), inputs_BS[row])
+                    self._cache.put(self._version("teacher", block + 1), key, y_1SD[0])
+                yield updates[0][0]
+
+        return self._fetch("attention", block, inputs_BS, samples_B, compute)
 
     def _stream(
         self,
@@ -102,13 +121,12 @@ class Streams:
         """
         if level == 0:
             return torch.cat([embed(inputs_BS[row : row + 1]) for row in range(len(inputs_BS))])
-        rows = self._cached(Place(kind, level), inputs_BS, samples_B)
-        missing = [row for row, found in enumerate(rows) if found is None]
-        if missing:
-            before = self._cached(Place(kind, level - 1), inputs_BS[missing], samples_B[missing])
+
+        def compute(missing: list[int]) -> list[Tensor]:
             streams: dict[int, Tensor] = {}
             starts: dict[int, int] = {}
-            for row, x_SD in zip(missing, before, strict=True):
+            for row in missing:
+                x_SD = self._cached(kind, level - 1, inputs_BS[row], int(samples_B[row]))
                 if x_SD is None:
                     streams[row] = embed(inputs_BS[row : row + 1])
                     starts[row] = 0
@@ -121,29 +139,57 @@ class Streams:
                 for row in missing:
                     if starts[row] <= number:
                         streams[row] = run(number, streams[row])
-            for row in missing:
-                rows[row] = streams[row][0]
-                self._keep(Place(kind, level), inputs_BS[row], samples_B[row], streams[row][0])
-        return torch.stack([found for found in rows if found is not None])
+            return [streams[row][0] for row in missing]
 
-    def _cached(self, place: Place, inputs_BS: Tensor, samples_B: Tensor) -> list[Tensor | None]:
-        """Return what is cached of each row of a batch, or None."""
-        if self._cache is None or (place.level == 0 and place.kind != "attention"):
-            return [None] * len(inputs_BS)
-        found = [
-            self._cache.get(place, sample, inputs_digest(inputs_S))
+        return self._fetch(kind, level, inputs_BS, samples_B, compute)
+
+    # --- the cache
+
+    def _fetch(
+        self,
+        kind: Kind,
+        level: int,
+        inputs_BS: Tensor,
+        samples_B: Tensor,
+        compute: Callable[[list[int]], Iterator[Tensor] | list[Tensor]],
+    ) -> Tensor:
+        """Return what is cached of a batch; ``compute`` makes the rows that are missing."""
+        if self._cache is None:
+            return torch.stack(list(compute(list(range(len(inputs_BS))))))
+        keys = [
+            sample_key(sample, inputs_S)
             for sample, inputs_S in zip(samples_B.tolist(), inputs_BS.cpu(), strict=True)
         ]
-        dtype = torch.float32
-        if place.kind == "student":
-            if self._dtype is None:
-                self._dtype = self._student.embed(inputs_BS[:1, :1]).dtype
-            dtype = self._dtype
-        return [None if each is None else each.to(inputs_BS.device, dtype) for each in found]
+        rows = self._cache.fetch(self._version(kind, level), keys, compute)
+        return torch.stack([self._as_computed(kind, row, inputs_BS) for row in rows])
 
-    def _keep(self, place: Place, inputs_S: Tensor, sample: Tensor, x_SD: Tensor) -> None:
-        if self._cache is not None:
-            self._cache.put(place, int(sample), inputs_digest(inputs_S), x_SD)
+    def _cached(self, kind: Kind, level: int, inputs_S: Tensor, sample: int) -> Tensor | None:
+        """Return what is cached of one sample; nothing is after no block."""
+        if self._cache is None or level == 0:
+            return None
+        found = self._cache.get(self._version(kind, level), sample_key(sample, inputs_S))
+        return None if found is None else self._as_computed(kind, found, inputs_S)
+
+    def _as_computed(self, kind: Kind, cached: Tensor, inputs: Tensor) -> Tensor:
+        """Return cached numbers on the device of ``inputs``, in the dtype that computed them."""
+        dtype = torch.float32
+        if kind == "student":
+            if self._dtype is None:
+                self._dtype = self._student.embed(inputs.reshape(-1)[None, :1]).dtype
+            dtype = self._dtype
+        return cached.to(inputs.device, dtype)
+
+    def _version(self, kind: Kind, level: int) -> str:
+        """Return the version of what computes a stream."""
+        if kind != "student":
+            return f"{self._computed_by} {kind} {level}"
+        versions = self._versions
+        if not versions:
+            versions.append(module_version(self._student.embedding, base=self._computed_by))
+        while len(versions) <= level:
+            block = self._student.blocks[len(versions) - 1]
+            versions.append(module_version(block, base=versions[-1]))
+        return versions[level]
 
 
 def block_output(
@@ -155,17 +201,6 @@ def block_output(
     with recorded_updates(student.blocks[block].get_submodule("attention")) as updates:
         student.run_blocks(x_BSD, block, block + 1)
     return updates[0]
-
-
-def _places(block: int) -> Collection[Place]:
-    """Return the places that training ``block`` reads and writes."""
-    return (
-        Place("student", block - 1),
-        Place("student", block),
-        Place("teacher", block),
-        Place("teacher", block + 1),
-        Place("attention", block),
-    )
 
 
 @contextmanager
