@@ -23,11 +23,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from arb_ternary.backends.select import candidates, reset_backends
 from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.config.fields import config_fields
 from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.plugins.manager import manager
-from arb_ternary_progressive.plan_config import plan_file
+from arb_ternary_progressive.plan import GrowthPlan
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
@@ -54,11 +55,7 @@ def registered(kind: str) -> list[Any]:
 
 def options_of(found: Any) -> dict[str, attrs.Attribute[Any]]:
     cls = options_class(found.spec)
-    return (
-        {}
-        if cls is None
-        else {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
-    )
+    return {} if cls is None else {field.name: field for field in config_fields(cls)}
 
 
 def section(found: Any, data: KindOfData = TEXT) -> dict[str, Any]:
@@ -250,7 +247,7 @@ def test_planned_memory_of_growth_matches_the_run(optimizer: Any, tmp_path: Path
     stepped: list[Any] = []
     watch = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.append(type(optimizer)))
     try:
-        stages = plan_file(path)
+        stages = GrowthPlan(load_config(path).config).stages()
     finally:
         watch.remove()
     assert stepped == []

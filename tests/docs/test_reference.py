@@ -13,12 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 import pytest
 
 from arb_ternary import errors, hookspecs
 from arb_ternary.cli.main import arb
+from arb_ternary.config.fields import config_fields
 from arb_ternary.config.structure import options_class
 from arb_ternary.plugins.hooks import specified_in
 from arb_ternary.plugins.manager import manager
@@ -172,7 +172,7 @@ def test_every_config_key_is_documented_with_its_default() -> None:
                 classes.append((components, f"## `{found.name}`", cls))
     for chapter, heading, cls in classes:
         section = chapter.partition(f"{heading}\n")[2].partition("\n#")[0]
-        for field in attrs.fields(cls):
+        for field in config_fields(cls):
             assert f"| `{field.name}` |" in section, f"{heading} {field.name} is missing"
             assert field.metadata["help"], f"{heading} {field.name} has no help"
 

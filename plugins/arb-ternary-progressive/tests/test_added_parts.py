@@ -18,10 +18,7 @@ from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import PRECISIONS, ProgressivePhaseConfig
 from arb_ternary_progressive.growth import Stage, release
-from arb_ternary_progressive.plan_config import plan_file
-from arb_ternary_progressive.stackwise import StackWiseConfig
-from arb_ternary_progressive.trainer import ProgressiveTrainer
-from arb_ternary_testing.component import make_choice
+from arb_ternary_progressive.plan import GrowthPlan
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loading import load_config
@@ -156,7 +153,7 @@ def test_split_trains_later_parts_and_resumes_before_them(
     model: str, growth: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write(tmp_path, model, SPLIT, growth)
-    assert len(plan_file(path)) == 2
+    assert len(GrowthPlan(load_config(path).config).stages()) == 2
     train(load_config(path).config, RunRequest(directory=tmp_path / "run", reporter=Silent))
     checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
     assert [each.name[-1] for each in checkpoints] == ["1", "2", "3", "4"]
@@ -227,20 +224,3 @@ def test_config_refuses_an_optimizer_of_other_later_parts(
         ConfigError, match=rf"{where}: '\w+' cannot train {noun}, and the model has some"
     ):
         load_config(path)
-
-
-def test_an_optimizer_in_python_ignores_later_parts() -> None:
-    config = StackWiseConfig()
-    config.model.d_model = 16
-    config.model.vocab_size = 32
-    config.model.n_heads = 2
-    progressive = config.training.progressive
-    progressive.blocks_per_stack = 1
-    progressive.new_stack_precision = "ternary"
-    progressive.trunk_strategy = "qlora"
-    progressive.progressive_qlora = True
-    config.training.steps_per_stack = 1
-    choice = make_choice("optimizer", "split")
-    trainer = ProgressiveTrainer(config, make_optimizer=choice.build)
-    batches = [{"input_ids": [[1, 2, 3, 4, 5, 6, 7, 8]]}]
-    assert len(trainer.train_rack(ProgressiveRackBuilder(config), batches, 2)) == 2

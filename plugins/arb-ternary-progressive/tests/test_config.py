@@ -76,35 +76,18 @@ def test_the_yaml_of_the_guide_loads(file: Path, text: str) -> None:
 
 def test_the_model_section_becomes_a_decoder_config(file: Path) -> None:
     file.write_text(
-        "model: {vocab_size: 40, d_model: 32, d_ff: 48, n_heads: 4, n_kv_heads: 2, max_length: "
-        "16,\n"
-        "  activation: swiglu, rotary_base: 500.0, tie_embeddings: true, learned_norms: true, "
-        "sub_norms: false,\n"
-        "  group_size: 32, activations: int8, gradients: int8}\n"
+        "model: {vocab_size: 40, d_model: 32, d_ff: 48, n_heads: 4, max_length: 16}\n"
         "training: {progressive: {zero_residual: false}}\n"
     )
     config = StackWiseConfig.from_yaml(file).decoder_config()
-    assert (config.width, config.hidden, config.heads, config.key_heads, config.max_length) == (
-        32,
-        48,
-        4,
-        2,
-        16,
-    )
-    assert (config.activation, config.rotary_base, config.tie_embeddings) == ("swiglu", 500.0, True)
-    assert (config.learned_norms, config.sub_norms, config.group_size) == (True, False, 32)
-    assert (config.activations, config.gradients, config.zero_residual) == ("int8", "int8", False)
+    assert (config.width, config.hidden, config.heads, config.max_length) == (32, 48, 4, 16)
+    assert not config.zero_residual
 
 
 def test_ends_and_causal_have_derived_defaults() -> None:
     config = StackWiseConfig()
     assert config.decoder_config().float_parts == ("embedding", "head")
     assert config.decoder_config("ternary").float_parts == ()
-    config.model.ends = "ternary"
-    assert config.decoder_config().float_parts == ()
-    config.model.ends = "full"
-    config.model.learned_norms = True
-    assert config.decoder_config("ternary").float_parts == ("embedding", "head", "norms")
     assert not config.decoder_config().causal
     config.training.progressive.training_objective = "clm"
     assert config.decoder_config().causal

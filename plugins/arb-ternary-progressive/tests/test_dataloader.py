@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_progressive import ProgressiveDataLoader, StackWiseConfig, TimeStepMasking
-from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.masking import MlmMasking, ProgressiveMasking
 from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_train.evaluate import masked_loss
@@ -30,7 +29,6 @@ KEYS = {
     "trunk_activations",
     "training_objective",
     "sample_ids",
-    "cache_keys",
 }
 
 
@@ -53,10 +51,20 @@ def samples(batches: int = 3, rows: int = 4) -> list[dict[str, Tensor]]:
     ]
 
 
-def loader(base: Any = None, **options: Any) -> ProgressiveDataLoader:
-    progressive = options.pop("config", {})
-    strategy = options.pop("strategy", TimeStepMasking(config(**progressive)))
-    return ProgressiveDataLoader(samples() if base is None else base, strategy, **options)
+def loader(base: Any = None, strategy: Any = None, **options: Any) -> ProgressiveDataLoader:
+    """Return a loader; what is not its own option is one of ``training.progressive``."""
+    own = {
+        key: options.pop(key)
+        for key in ("stack_idx", "trunk_activations", "cache_activations")
+        if key in options
+    }
+    given = config(**options)
+    return ProgressiveDataLoader(
+        samples() if base is None else base,
+        TimeStepMasking(given) if strategy is None else strategy,
+        config=given,
+        **own,
+    )
 
 
 def rows_by_id(batches: list[dict[str, Any]], key: str) -> dict[int, list[Any]]:
@@ -74,13 +82,13 @@ def test_a_batch_has_every_key() -> None:
     for batch in loader():
         assert set(batch) == KEYS
         assert batch["trunk_activations"] is None
-    for batch in loader(config={"training_objective": "clm"}):
+    for batch in loader(training_objective="clm"):
         assert set(batch) == KEYS | {"clm_mask", "combined_masks"}
 
 
 def test_mlm_hides_tokens_and_predicts_them() -> None:
     given = samples()
-    for batch, raw in zip(loader(given, stack_idx=3, final_depth=8), given, strict=True):
+    for batch, raw in zip(loader(given, stack_idx=3, max_stacks=8), given, strict=True):
         masks = batch["masks"]
         assert masks.sum(dim=1).tolist() == [18] * 4, "floor(40 * 0.45)"
         assert torch.equal(batch["loss_mask"], masks)
@@ -94,7 +102,7 @@ def test_mlm_hides_tokens_and_predicts_them() -> None:
 
 def test_clm_excludes_the_last_position() -> None:
     given = samples()
-    for batch, raw in zip(loader(given, config={"training_objective": "clm"}), given, strict=True):
+    for batch, raw in zip(loader(given, training_objective="clm"), given, strict=True):
         tokens = raw["input_ids"]
         assert torch.equal(batch["input_ids"], tokens)
         assert torch.equal(batch["targets"][:, :-1], tokens[:, 1:])
@@ -115,15 +123,14 @@ def test_custom_needs_targets_in_the_batch() -> None:
 
 
 def test_without_a_strategy_every_position_counts() -> None:
-    batches = list(ProgressiveDataLoader(samples(), training_objective="clm"))
+    batches = list(ProgressiveDataLoader(samples(), config=config(training_objective="clm")))
     assert all(bool(batch["masks"].all()) for batch in batches)
     assert all(torch.equal(batch["loss_mask"], batch["clm_mask"]) for batch in batches)
 
 
 def test_other_keys_pass_through() -> None:
-    given = [{**raw, "label": ["x"] * 4, "weight": torch.ones(4)} for raw in samples(1)]
+    given = [{**raw, "weight": torch.ones(4)} for raw in samples(1)]
     (batch,) = loader(given)
-    assert batch["label"] == ["x"] * 4
     assert torch.equal(batch["weight"], torch.ones(4))
 
 
@@ -149,7 +156,7 @@ def test_a_torch_dataloader_works() -> None:
 
 def test_the_guides_loop_over_clm_batches_works() -> None:
     logits = torch.randn(4, POSITIONS, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    for batch in loader(config={"training_objective": "clm"}):
+    for batch in loader(training_objective="clm"):
         assert batch["training_objective"] == "clm"
         loss_mask = batch["combined_masks"]
         targets = batch["targets"]
@@ -170,30 +177,22 @@ def test_masks_do_not_depend_on_the_order_of_samples(strategy: Any) -> None:
         {"input_ids": raw["input_ids"][[2, 0, 3, 1]], "sample_ids": raw["sample_ids"][[2, 0, 3, 1]]}
         for raw in reversed(given)
     ]
-    options = {
-        "strategy": strategy,
-        "vocabulary_size": VOCABULARY,
-        "stack_idx": 1,
-        "final_depth": 4,
-    }
+    options = {"strategy": strategy, "stack_idx": 1, "max_stacks": 4}
     first, second = (list(loader(base, **options)) for base in (given, shuffled))
     assert rows_by_id(first, "input_ids") == rows_by_id(second, "input_ids")
-    assert rows_by_id(first, "cache_keys") == rows_by_id(second, "cache_keys")
 
 
 def test_depth_decides_how_much_is_hidden() -> None:
     strategy = ProgressiveMasking()
     counts = []
     for stack in range(4):
-        made = loader(strategy=strategy, vocabulary_size=VOCABULARY, stack_idx=stack, final_depth=4)
+        made = loader(strategy=strategy, stack_idx=stack, max_stacks=4)
         counts.append(int(next(iter(made))["masks"][0].sum()))
     assert counts == [6, 16, 26, 36], "floor(40 * (.15, .40, .65, .90))"
 
 
 def test_time_sampling_by_sample_gives_each_row_a_time() -> None:
-    made = loader(
-        samples(1, 200), config={"time_interpretation": "input", "time_sampling": "sample"}
-    )
+    made = loader(samples(1, 200), time_interpretation="input", time_sampling="sample")
     (batch,) = made
     steps = batch["time_step"]
     assert len(steps.unique()) == 8
@@ -204,7 +203,7 @@ def test_time_sampling_by_sample_gives_each_row_a_time() -> None:
 
 def test_time_as_input_is_drawn_for_each_batch_and_epoch() -> None:
     def epochs(**options: Any) -> list[list[int]]:
-        made = loader(samples(12), config={"time_interpretation": "input"}, **options)
+        made = loader(samples(12), time_interpretation="input", **options)
         return [[int(batch["time_step"][0]) for batch in made] for _ in range(2)]
 
     first, second = epochs()
@@ -215,44 +214,10 @@ def test_time_as_input_is_drawn_for_each_batch_and_epoch() -> None:
     assert epochs(stack_idx=1) != [first, second]
 
 
-def test_cache_keys_depend_on_time_as_input() -> None:
-    made = loader(samples(1), config={"time_interpretation": "input"})
-    seen: dict[int, set[tuple[int, ...]]] = {}
-    for _ in range(20):
-        (batch,) = made
-        seen.setdefault(int(batch["time_step"][0]), set()).add(tuple(batch["cache_keys"].tolist()))
-    assert len(seen) > 3
-    assert all(len(keys) == 1 for keys in seen.values())
-    assert len(set.union(*seen.values())) == len(seen)
-
-
 def test_the_global_generator_is_not_used() -> None:
     before = torch.random.get_rng_state()
-    list(loader(config={"time_interpretation": "input"}))
+    list(loader(time_interpretation="input"))
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-# --- epochs and state
-
-
-@pytest.mark.parametrize("taken", [0, 1, 2, 3, 4, 5])
-def test_it_continues_from_its_state(taken: int) -> None:
-    def stream(made: ProgressiveDataLoader) -> Any:
-        while True:
-            yield from made
-
-    options = {"time_interpretation": "input"}
-    whole = loader(config=options)
-    expected = [batch["input_ids"] for _, batch in zip(range(8), stream(whole), strict=False)]
-    stopped = loader(config=options)
-    batches = stream(stopped)
-    for _ in range(taken):
-        next(batches)
-    state = stopped.state_dict()
-    resumed = loader(config=options)
-    resumed.load_state_dict(state)
-    rest = [batch["input_ids"] for _, batch in zip(range(8 - taken), stream(resumed), strict=False)]
-    assert all(torch.equal(a, b) for a, b in zip(rest, expected[taken:], strict=True))
 
 
 def test_an_exhausted_iterator_is_an_error() -> None:
@@ -288,7 +253,6 @@ def test_an_uncached_trunk_runs_for_every_batch() -> None:
                 batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1)
             )
     assert trunk.computed == 2 * 12
-    assert made.activation_cache is None
 
 
 def test_a_cached_trunk_computes_every_sample_once() -> None:
@@ -307,8 +271,7 @@ def test_a_cached_trunk_computes_every_sample_once() -> None:
             assert torch.equal(
                 batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1)
             )
-    assert trunk.computed == 12 + 1, "every sample, and one row to learn the width"
-    assert (made.activation_cache.misses, made.activation_cache.hits) == (12, 24)
+    assert trunk.computed == 12
 
 
 def test_a_changed_trunk_misses_the_cache() -> None:
@@ -320,36 +283,12 @@ def test_a_changed_trunk_misses_the_cache() -> None:
         assert torch.equal(
             batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1)
         )
-    assert made.activation_cache.hits == 0
+    assert trunk.computed == 2 * 12
 
 
-def test_a_cache_may_be_given() -> None:
-    cache = ActivationCache(1 << 20, dtype="bfloat16")
-    made = loader(trunk_activations=Trunk(), cache_activations=True, cache=cache)
-    list(made)
-    assert made.activation_cache is cache
-    assert cache.misses == 12
-    with pytest.raises(UsageProblem, match="nothing to keep in it"):
-        loader(cache=cache)
-
-
-def test_hidden_states_may_be_given_by_cache_key() -> None:
-    by_id = {sample: torch.full((POSITIONS, 8), float(sample)) for sample in range(12)}
-    for batch in loader(stack_idx=1, trunk_activations=by_id, cache_activations=True):
-        assert torch.equal(batch["trunk_activations"][:, 0, 0], batch["sample_ids"].float())
-    del by_id[6]
-    with pytest.raises(DataError, match="no hidden states for 1 of 4 samples, such as 6"):
-        list(loader(stack_idx=1, trunk_activations=by_id))
-
-
-def test_hidden_states_may_be_a_tensor_or_a_function() -> None:
+def test_hidden_states_may_be_a_tensor() -> None:
     hidden = torch.randn(4, POSITIONS, 8)
     assert all(batch["trunk_activations"] is hidden for batch in loader(trunk_activations=hidden))
-    made = loader(trunk_activations=lambda batch: batch["input_ids"].unsqueeze(2).float())
-    assert all(
-        torch.equal(batch["trunk_activations"][..., 0], batch["input_ids"].float())
-        for batch in made
-    )
 
 
 def test_hidden_states_of_another_shape_are_an_error() -> None:
@@ -359,13 +298,11 @@ def test_hidden_states_of_another_shape_are_an_error() -> None:
         list(loader(trunk_activations=torch.zeros(3, POSITIONS, 8)))
 
 
-def test_learning_trunks_and_functions_are_not_cached() -> None:
+def test_a_learning_trunk_is_not_cached() -> None:
     trunk = Trunk()
     trunk.table.requires_grad_(True)
     with pytest.raises(UsageProblem, match="can learn"):
         loader(trunk_activations=trunk, cache_activations=True)
-    with pytest.raises(UsageProblem, match="does not say which trunk"):
-        loader(trunk_activations=lambda batch: torch.zeros(4, POSITIONS, 8), cache_activations=True)
 
 
 def test_the_first_stack_has_nothing_to_cache() -> None:
@@ -376,7 +313,7 @@ def test_the_first_stack_has_nothing_to_cache() -> None:
 
 
 def test_a_strategy_that_does_not_hide_cannot_serve_mlm() -> None:
-    made = loader(strategy=CausalMasking(), vocabulary_size=VOCABULARY, training_objective="mlm")
+    made = loader(strategy=CausalMasking(), training_objective="mlm")
     with pytest.raises(
         ConfigError, match="mlm asks for the hidden tokens, and CausalMasking for others"
     ):
@@ -385,15 +322,13 @@ def test_a_strategy_that_does_not_hide_cannot_serve_mlm() -> None:
 
 
 def test_the_vocabulary_must_be_known_to_hide_tokens() -> None:
-    with pytest.raises(ConfigError, match="vocabulary_size: must be known"):
-        loader(strategy=MlmMasking())
+    with pytest.raises(ConfigError, match="the vocabulary must be known"):
+        ProgressiveDataLoader(samples(), MlmMasking())
 
 
-def test_unknown_stacks_and_objectives_are_errors() -> None:
+def test_an_unknown_stack_is_an_error() -> None:
     with pytest.raises(UsageProblem, match="a rack of 3 stacks has no stack 3"):
-        loader(stack_idx=3, final_depth=3)
-    with pytest.raises(ConfigError, match="training_objective: must be mlm, clm or custom"):
-        loader(training_objective="mml")
+        loader(stack_idx=3, max_stacks=3)
 
 
 def test_the_mask_token_in_the_data_is_an_error_for_mlm_only() -> None:

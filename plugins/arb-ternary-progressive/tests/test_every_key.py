@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive import (
     ModelConfig,
     ProgressiveConfig,
@@ -49,7 +48,6 @@ def small(**options: Any) -> StackWiseConfig:
         "model__d_model": 16,
         "model__n_heads": 2,
         "model__max_length": 8,
-        "model__group_size": 32,
         "training__steps_per_stack": 2,
         "progressive__blocks_per_stack": 1,
     }
@@ -121,13 +119,6 @@ def longest(config: StackWiseConfig) -> Any:
     return None
 
 
-def gradients(config: StackWiseConfig) -> Any:
-    """Return the gradient precisions of ternary modules."""
-    return {
-        m.gradients for m in grown(config).build_rack().modules() if isinstance(m, TernaryLinear)
-    }
-
-
 def history(config: StackWiseConfig) -> Any:
     """Return the history of a run to three stacks."""
     builder = ProgressiveRackBuilder(config)
@@ -164,13 +155,13 @@ def files(config: StackWiseConfig) -> Any:
 
 def time_steps(config: StackWiseConfig) -> Any:
     """Return the time step of each of four stacks."""
-    strategy = TimeStepMasking(config, final_depth=4)
+    strategy = TimeStepMasking(config)
     return [strategy.get_time_step_for_stack(stack_idx=stack) for stack in range(4)]
 
 
 def masks(config: StackWiseConfig) -> Any:
     """Return the masks of the last of two stacks."""
-    strategy = TimeStepMasking(config, final_depth=2)
+    strategy = TimeStepMasking(config)
     return strategy.generate_masks_for_stack(batches()[0], stack_idx=1).tolist()
 
 
@@ -188,6 +179,7 @@ SECOND = {"progressive__progressive_qlora": True}
 EPOCHS = {"training__steps_per_stack": None, "training__epochs_per_stack": 2}
 TERNARY = {"progressive__new_stack_precision": "ternary"}
 INPUT = {"progressive__time_interpretation": "input", "progressive__time_embedding_dim": 4}
+FOUR = {"progressive__max_stacks": 4}
 HIDING = {"progressive__training_objective": "mlm"}
 
 Row = tuple[Any, Any, Observer, dict[str, Any]]
@@ -196,18 +188,8 @@ TABLE: dict[str, Row] = {
     "model.d_model": (16, 32, shapes, {}),
     "model.d_ff": (None, 24, shapes, {}),
     "model.n_heads": (2, 4, logits, BORN),
-    "model.n_kv_heads": (None, 1, shapes, {}),
     "model.max_length": (8, 6, longest, {}),
     "model.causal": (True, False, logits, BORN),
-    "model.activation": ("relu2", "swiglu", shapes, {}),
-    "model.rotary_base": (10000.0, 10.0, logits, BORN),
-    "model.tie_embeddings": (False, True, shapes, {}),
-    "model.ends": ("full", "ternary", shapes, {}),
-    "model.learned_norms": (False, True, shapes, {}),
-    "model.sub_norms": (True, False, logits, BORN),
-    "model.group_size": (32, "row", shapes, {**TERNARY, "model__d_model": 64}),
-    "model.activations": ("float", "int8", logits, BORN),
-    "model.gradients": ("float", "int8", gradients, TERNARY),
     "training.epochs_per_stack": (1, 2, history, {"training__steps_per_stack": None}),
     "training.steps_per_stack": (2, 3, history, {}),
     "training.lr": (1e-3, 1e-2, weights, {}),
@@ -255,7 +237,7 @@ TABLE: dict[str, Row] = {
     "progressive.time_embedding_dim": (4, 6, shapes, INPUT),
     "progressive.time_encoding_type": ("sinusoidal", "learned", shapes, INPUT),
     "progressive.time_sampling": ("batch", "sample", weights, INPUT),
-    "progressive.stack_time_mapping": ("linear", "exponential", time_steps, {}),
+    "progressive.stack_time_mapping": ("linear", "exponential", time_steps, FOUR),
     "progressive.custom_time_mapping": (
         doubled,
         min,
@@ -268,12 +250,12 @@ TABLE: dict[str, Row] = {
         time_steps,
         {"progressive__stack_time_mapping": "time_per_stack"},
     ),
-    "progressive.num_time_steps": (8, 16, time_steps, {}),
+    "progressive.num_time_steps": (8, 16, time_steps, FOUR),
     "progressive.time_step_fractions": (
         [0.1, 0.2],
         [0.1, 0.8],
         masks,
-        {"progressive__num_time_steps": 2},
+        {"progressive__num_time_steps": 2, "progressive__max_stacks": 2},
     ),
     "progressive.mask_token_id": (22, 23, weights, HIDING),
     "progressive.seed": (0, 1, weights, {}),

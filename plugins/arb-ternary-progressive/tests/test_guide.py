@@ -417,7 +417,7 @@ def test_each_stack_learns_in_turn_on_a_frozen_trunk(names: dict[str, Any]) -> N
     from arb_ternary_progressive import ProgressiveTrainer
 
     builder = names["rack_builder"]
-    trainer = ProgressiveTrainer(names["config"], on_step=lambda _: seen.append(states(builder)))
+    trainer = ProgressiveTrainer(names["config"], on_step=lambda *_: seen.append(states(builder)))
     trainer.train_rack(builder, names["dataloader"], target_stacks=3)
     for earlier, later in itertools.pairwise(seen):
         newest = max(later)

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, Batches, BatchRequest, DataSource
 from arb_ternary_progressive.loader_source import (
-    Epochs,
     LoaderBatches,
     LoaderSource,
     batches_per_epoch,
@@ -84,17 +83,6 @@ def test_targets_and_loss_mask_pass_through() -> None:
     assert torch.equal(batch.data[:, :-1], tokens)
     assert torch.equal(batch.extras["targets"], tokens + 1)
     assert torch.equal(batch.extras["loss_mask"], tokens > 2)
-
-
-def test_next_epoch_is_the_one_that_start_begins() -> None:
-    passes = Epochs([1, 2, 3])
-    assert passes.next_epoch == 0
-    assert list(passes.start()) == [1, 2, 3]
-    assert (passes.epoch, passes.next_epoch) == (0, 1)
-    passes.load_state_dict({"epoch": 4, "position": 1})
-    assert passes.next_epoch == 4
-    assert list(passes.start()) == [2, 3]
-    assert passes.next_epoch == 5
 
 
 class Unsized:

@@ -240,7 +240,7 @@ def test_depth_replaces_a_missing_time(mapping: Any) -> None:
 
 def test_depth_and_stack_agree_for_every_depth_of_the_rack() -> None:
     for stacks in (2, 3, 5, 8, 11):
-        strategy = TimeStepMasking(guide(), final_depth=stacks)
+        strategy = TimeStepMasking(guide(max_stacks=stacks))
         for stack in range(stacks):
             by_depth = hidden_share(strategy, depth=stack / (stacks - 1))
             assert by_depth == strategy.fractions[strategy.get_time_step_for_stack(stack)]
@@ -314,7 +314,7 @@ def test_masks_of_a_stack_equal_those_of_batches() -> None:
     strategy = TimeStepMasking(guide(max_stacks=8, seed=5))
     samples = batch()
     masks = strategy.generate_masks_for_stack(samples, stack_idx=3)
-    applied = strategy.apply(samples, generator(), evolve(CONTEXT, time=strategy.time_for_stack(3)))
+    applied = strategy.apply(samples, generator(), evolve(CONTEXT, time=3.5 / 8))
     assert torch.equal(masks, applied.loss_mask)
 
 
@@ -364,27 +364,21 @@ def test_a_custom_mapping_gets_max_stacks() -> None:
     progressive.stack_time_mapping = "custom"
     progressive.custom_time_mapping = custom
     assert progressive.time_step(1, 4) == 1
-    assert TimeStepMasking(config, final_depth=4).get_time_step_for_stack(2) == 2
-    assert TimeStepMasking(config).get_time_step_for_stack(3, final_depth=5) == 3
-    assert given == [(1, 9, 8), (2, 9, 8), (3, 9, 8)]
+    assert TimeStepMasking(config).get_time_step_for_stack(2) == 2
+    assert given == [(1, 9, 8), (2, 9, 8)]
 
 
-def test_the_final_depth_may_be_that_of_the_run() -> None:
-    assert TimeStepMasking(guide(), final_depth=4).get_time_step_for_stack(3) == 7
-    assert TimeStepMasking(guide()).get_time_step_for_stack(3) == 1
+def test_an_unknown_stack_has_no_time_step() -> None:
     with pytest.raises(UsageProblem, match="a rack of 4 stacks has no stack 4"):
-        TimeStepMasking(guide(), final_depth=4).get_time_step_for_stack(4)
-    assert guide().training.progressive.time_step(3, 4) == 7
+        TimeStepMasking(guide(max_stacks=4)).get_time_step_for_stack(4)
 
 
-def test_time_as_input_draws_the_time_of_a_stacks_masks() -> None:
-    strategy = TimeStepMasking(guide(time_interpretation="input"))
+def test_time_as_input_is_drawn_by_seed_for_a_stacks_masks() -> None:
     tokens = batch().data[:, :-1]
-    draws = generator(1)
-    counts = {
-        int(strategy.generate_masks_for_stack(tokens, stack_idx=0, generator=draws)[0].sum())
-        for _ in range(40)
-    }
+    counts = set()
+    for seed in range(40):
+        strategy = TimeStepMasking(guide(time_interpretation="input", seed=seed))
+        masks = strategy.generate_masks_for_stack(tokens, stack_idx=0)
+        assert torch.equal(masks, strategy.generate_masks_for_stack(tokens, stack_idx=0))
+        counts.add(int(masks[0].sum()))
     assert len(counts) > 4
-    fixed = strategy.generate_masks_for_stack(tokens, stack_idx=0, time=0.0)
-    assert fixed.sum(dim=1).tolist() == [6] * 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from arb_ternary.errors import ConfigError, DataError
+from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_progressive.objectives import IGNORED, ObjectiveBatch, ObjectiveMasking
 from arb_ternary_train.evaluate import masked_loss
@@ -65,12 +65,6 @@ def test_custom_and_targets_need_each_other() -> None:
     for objective in ("mlm", "clm"):
         with pytest.raises(DataError, match=f"the objective {objective} makes its own"):
             ask(objective, targets=TOKENS)
-
-
-def test_an_unknown_objective_names_the_nearest() -> None:
-    assert ObjectiveMasking(None, "clm").objective == "clm"
-    with pytest.raises(ConfigError, match="did you mean 'custom'"):
-        ObjectiveMasking(None, "costum")
 
 
 def test_the_loss_counts_only_where_the_mask_is_set() -> None:

@@ -16,12 +16,11 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import MaskedBatch
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ProgressivePhaseConfig
 from arb_ternary_progressive.growth import Stage
-from arb_ternary_progressive.plan import StagePlan
-from arb_ternary_progressive.plan_config import plan_file
+from arb_ternary_progressive.plan import GrowthPlan, StagePlan
+from arb_ternary_train.activation_cache import ActivationCache
 from arb_ternary_train.audit import audit
 from arb_ternary_train.build import build_parts
 from arb_ternary_train.evaluate import masked_loss
@@ -60,6 +59,10 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def plan_file(path: Path, overrides: tuple[str, ...] = ()) -> list[StagePlan]:
+    return GrowthPlan(load_config(path, overrides).config).stages()
 
 
 def nbytes(value: Any) -> int:
@@ -277,34 +280,7 @@ def test_the_command_prints_the_plan(
     ]
 
 
-def test_a_config_of_training_in_python_can_be_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "guide.yaml"
-    path.write_text(
-        "model: {vocab_size: 64, d_model: 32, d_ff: 64, n_heads: 2, max_length: 32}\n"
-        "training: {progressive: {blocks_per_stack: 2}}\n"
-    )
-    command = [
-        "progressive",
-        "plan",
-        str(path),
-        "--target-stacks",
-        "2",
-        "--batch-size",
-        "2",
-        "--block-size",
-        "8",
-    ]
-    assert main([*command, "--samples", "10", "--json"]) == 0
-    stages = json.loads(capsys.readouterr().out)
-    assert [stage["depth"] for stage in stages] == [2, 4]
-    assert [stage["memory"]["cache"] for stage in stages] == [0, 10 * 8 * 32 * 4]
-
-
 def test_what_cannot_be_planned_is_an_error(write: Callable[..., Path]) -> None:
     path = write()
     with pytest.raises(ConfigError, match="none of them is progressive"):
         plan_file(path, ("phases=[{name: standard, block_size: 8}]",))
-    with pytest.raises(ConfigError, match="--batch-size"):
-        plan_file(path, batch_size=4)

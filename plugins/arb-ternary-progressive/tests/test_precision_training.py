@@ -21,9 +21,7 @@ from arb_ternary_testing import PhaseSuite
 
 def small_config() -> StackWiseConfig:
     config = StackWiseConfig(
-        model=ModelConfig(
-            vocab_size=16, d_model=32, d_ff=64, n_heads=2, max_length=16, group_size=32
-        )
+        model=ModelConfig(vocab_size=16, d_model=32, d_ff=64, n_heads=2, max_length=16)
     )
     config.training.steps_per_stack = 30
     config.training.lr = 0.01

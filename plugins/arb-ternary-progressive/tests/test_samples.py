@@ -10,68 +10,48 @@ import torch
 
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batch
-from arb_ternary_progressive.samples import as_samples, cache_keys, content_ids
+from arb_ternary_progressive.samples import as_batch, content_ids
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 IDS = torch.tensor([17, 4])
 
 
-def test_a_mapping_may_have_further_keys() -> None:
-    allowed = TOKENS > 2
+def test_a_mapping_may_have_further_tensors() -> None:
     raw = {
         "input_ids": TOKENS.int(),
         "sample_ids": IDS,
-        "targets": TOKENS + 1,
-        "loss_mask": allowed,
+        "targets": (TOKENS + 1).int(),
+        "loss_mask": (TOKENS > 2).int(),
+        "weight": torch.ones(2),
         "name": ["a", "b"],
     }
-    samples = as_samples(raw)
-    assert samples.input_ids.dtype == torch.int64
-    assert torch.equal(samples.input_ids, TOKENS)
-    assert torch.equal(samples.sample_ids, IDS)
-    assert torch.equal(samples.targets, TOKENS + 1)
-    assert torch.equal(samples.loss_mask, allowed)
-    assert samples.extras == {"name": ["a", "b"]}
+    batch = as_batch(raw)
+    assert batch.data.dtype == torch.int64
+    assert torch.equal(batch.data, torch.cat((TOKENS, TOKENS[:, -1:]), dim=1))
+    assert torch.equal(batch.sample_ids, IDS)
+    assert torch.equal(batch.extras["targets"], TOKENS + 1)
+    assert torch.equal(batch.extras["loss_mask"], TOKENS > 2)
+    assert sorted(batch.extras) == ["loss_mask", "targets", "weight"]
 
 
 def test_tensors_tuples_and_lists_are_inputs_and_targets() -> None:
     for raw in (TOKENS, (TOKENS,), [TOKENS]):
-        assert torch.equal(as_samples(raw).input_ids, TOKENS)
-    assert torch.equal(as_samples((TOKENS, TOKENS + 1)).targets, TOKENS + 1)
+        assert torch.equal(as_batch(raw).data[:, :-1], TOKENS)
+    assert torch.equal(as_batch((TOKENS, TOKENS + 1)).extras["targets"], TOKENS + 1)
 
 
-def test_a_batch_of_the_core_gives_its_inputs_and_ids() -> None:
-    samples = as_samples(Batch(TOKENS, IDS, {"weight": torch.ones(2)}))
-    assert samples.input_ids.tolist() == [[1, 2], [4, 5]]
-    assert torch.equal(samples.sample_ids, IDS)
-    assert list(samples.extras) == ["weight"]
-
-
-def test_a_core_batch_keeps_the_inputs() -> None:
-    batch = as_samples(
-        {"input_ids": TOKENS, "sample_ids": IDS, "weight": torch.ones(2), "name": "x"}
-    ).batch()
-    assert torch.equal(batch.data[:, :-1], TOKENS)
-    assert torch.equal(batch.sample_ids, IDS)
-    assert list(batch.extras) == ["weight"]
+def test_a_batch_of_the_core_stays_as_it_is() -> None:
+    batch = Batch(TOKENS, IDS, {"weight": torch.ones(2)})
+    assert as_batch(batch) is batch
 
 
 def test_ids_by_content_are_a_digest_of_the_tokens() -> None:
     digest = hashlib.blake2b(np.array([1, 2, 3], dtype="<i8").tobytes(), digest_size=8).digest()
     assert content_ids(TOKENS)[0].item() == int.from_bytes(digest, "little") >> 1
     assert torch.equal(content_ids(TOKENS.flip(0)), content_ids(TOKENS).flip(0))
-    assert torch.equal(as_samples(TOKENS).sample_ids, content_ids(TOKENS))
+    assert torch.equal(as_batch(TOKENS).sample_ids, content_ids(TOKENS))
     rows = torch.randint(0, 9, (500, 12), generator=torch.Generator().manual_seed(0))
     assert len(content_ids(rows).unique()) == len(rows.unique(dim=0))
-
-
-def test_cache_keys_are_ids_or_hashes_with_time() -> None:
-    assert torch.equal(cache_keys(IDS), IDS)
-    early = cache_keys(IDS, torch.tensor([0.1, 0.1]))
-    late = cache_keys(IDS, torch.tensor([0.1, 0.4]))
-    assert early[0] == late[0]
-    assert early[1] != late[1]
-    assert early[0] != early[1]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +70,11 @@ def test_cache_keys_are_ids_or_hashes_with_time() -> None:
 )
 def test_invalid_batches_are_errors(raw: object, message: str) -> None:
     with pytest.raises(DataError) as caught:
-        as_samples(raw)
+        as_batch(raw)
     assert caught.value.what.startswith("batch: ")
     assert message in caught.value.what
 
 
 def test_a_misspelt_key_is_found() -> None:
     with pytest.raises(DataError, match="Rename 'inputs_ids' to 'input_ids'"):
-        as_samples({"inputs_ids": TOKENS})
+        as_batch({"inputs_ids": TOKENS})

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from arb_ternary_progressive.activation_cache import ActivationCache as ActivationCache
     from arb_ternary_progressive.adapters import AdapterSpec as AdapterSpec
     from arb_ternary_progressive.builder import ProgressiveRackBuilder as ProgressiveRackBuilder
     from arb_ternary_progressive.dataloader import ProgressiveDataLoader as ProgressiveDataLoader
@@ -31,7 +30,6 @@ __version__ = "0.1.0"
 
 #: Modules of the public names.
 _LAZY = {
-    "ActivationCache": "activation_cache",
     "AdapterSpec": "adapters",
     "DecoderRack": "rack",
     "MlmMasking": "masking",
@@ -51,7 +49,6 @@ _LAZY = {
 }
 
 __all__ = [
-    "ActivationCache",
     "AdapterSpec",
     "DecoderRack",
     "MlmMasking",

@@ -15,14 +15,7 @@ from arb_ternary_progressive.config import BuildingMode, GrowthConfig, Precision
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import DecoderRack, Rack, as_rack
 from arb_ternary_progressive.rack_storage import load_rack, write_rack
-from arb_ternary_progressive.stack import (
-    GivenAdapter,
-    Stack,
-    check_precision,
-    chosen_adapter,
-    seeded_birth,
-    stack_adapter,
-)
+from arb_ternary_progressive.stack import Stack, check_precision, seeded_birth, stack_adapter
 from arb_ternary_progressive.stackwise import ModelConfig, StackWiseConfig
 from arb_ternary_progressive.time_embedding import TimeEmbedding
 from arb_ternary_text.models.transformer import Transformer
@@ -164,7 +157,7 @@ class ProgressiveRackBuilder:
         self,
         n_blocks: int | None = None,
         precision: Precision | None = None,
-        adapter: GivenAdapter = None,
+        adapter: AdapterSpec | None = None,
     ) -> Stack:
         """Put a new stack after the others.
 
@@ -172,8 +165,7 @@ class ProgressiveRackBuilder:
             n_blocks: number of blocks; None = ``blocks_per_stack``, or, if that is None too, as
                 many as the first stack has.
             precision: format of its linears; None = ``default_precision``.
-            adapter: its own adapters: a spec or ``{"rank": ..., "alpha": ...}``; True or False
-                instead of ``qlora_enabled``; None = as in the config.
+            adapter: its own adapters; None = as in the config.
 
         Returns:
             The new stack.
@@ -190,7 +182,7 @@ class ProgressiveRackBuilder:
         self,
         n_blocks: int | None = None,
         precision: Precision | None = None,
-        adapter: GivenAdapter = None,
+        adapter: AdapterSpec | None = None,
     ) -> Stack:
         """Put a new stack before the others; arguments as in :meth:`append_stack`."""
         return self._insert(0, n_blocks, precision, adapter)
@@ -199,7 +191,7 @@ class ProgressiveRackBuilder:
         self,
         n_blocks: int | None = None,
         precision: Precision | None = None,
-        adapter: GivenAdapter = None,
+        adapter: AdapterSpec | None = None,
     ) -> Stack:
         """Append or prepend a stack, depending on ``building_mode``."""
         add = self.append_stack if self.building_mode == "append" else self.prepend_stack
@@ -242,7 +234,7 @@ class ProgressiveRackBuilder:
         position: int,
         n_blocks: int | None,
         precision: Precision | None,
-        adapter: GivenAdapter,
+        adapter: AdapterSpec | None,
     ) -> Stack:
         rack = self.build_rack()
         growth = self.growth
@@ -255,7 +247,7 @@ class ProgressiveRackBuilder:
             )
         # All arguments are checked before anything is made: an error leaves the rack unchanged.
         stored = check_precision(self.default_precision if precision is None else precision)
-        spec = chosen_adapter(adapter, growth, rack.next_id, stored)
+        spec = adapter or stack_adapter(growth, rack.next_id, stored)
         if n_blocks is None:
             n_blocks = growth.blocks_per_stack
         if n_blocks is None:
@@ -303,17 +295,6 @@ class ProgressiveRackBuilder:
         for stack in stacks:
             stack.set_learning("adapters")
 
-    def unfreeze(self, indices: Sequence[int] | None = None) -> None:
-        """Let everything learn in the stacks at these positions; None = the newest.
-
-        A base of 4 bits never learns.
-
-        Raises:
-            UsageProblem: there is no such position, or a stack there has nothing that can learn.
-        """
-        for stack in [self.build_rack().newest] if indices is None else self._at(indices):
-            stack.set_learning("all")
-
     def _at(self, indices: Sequence[int] | None) -> list[Stack]:
         rack = self.build_rack()
         stacks = rack.ordered_stacks
@@ -343,7 +324,6 @@ class ProgressiveRackBuilder:
                     **described,
                     "parameters": counts.parameters,
                     "trainable_parameters": counts.trainable,
-                    "bytes": stack.nbytes(),
                 }
             )
         return {
@@ -355,7 +335,6 @@ class ProgressiveRackBuilder:
             "d_model": rack.config.width,
             "stack_parameters": sum(entry["parameters"] for entry in entries),
             "trainable_stack_parameters": sum(entry["trainable_parameters"] for entry in entries),
-            "bytes": sum(tensor.nbytes for tensor in (*rack.parameters(), *rack.buffers())),
             "stacks": entries,
         }
 

@@ -23,48 +23,14 @@ def progressive() -> None:
 @progressive.command("plan")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides
-@click.option(
-    "--target-stacks",
-    type=click.IntRange(min=1),
-    help="For a config of training in Python: total number of stacks.",
-)
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    help="For a config of training in Python: samples per batch. Default: 16.",
-)
-@click.option(
-    "--block-size",
-    type=click.IntRange(min=1),
-    help="For a config of training in Python: positions per sample. Default: 128.",
-)
-@click.option(
-    "--samples",
-    type=click.IntRange(min=1),
-    help="For a config of training in Python: samples in the data, for the cache.",
-)
 @plugin_files
 @as_json
-def plan(
-    config: Path,
-    overrides: tuple[str, ...],
-    target_stacks: int | None,
-    batch_size: int | None,
-    block_size: int | None,
-    samples: int | None,
-    as_json: bool,
-) -> None:
+def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print depth, parameters, memory and time step of each stack of CONFIG. Nothing is trained."""
-    from arb_ternary_progressive.plan_config import plan_file
+    from arb_ternary_progressive.plan import GrowthPlan
+    from arb_ternary_train.loading import load_config
 
-    stages = plan_file(
-        config,
-        overrides,
-        target_stacks=target_stacks,
-        batch_size=batch_size,
-        block_size=block_size,
-        samples=samples,
-    )
+    stages = GrowthPlan(load_config(config, overrides).config).stages()
     if as_json:
         print_json([stage.to_json() for stage in stages])
         return

@@ -16,7 +16,6 @@ import attrs
 from attrs import define, frozen
 from attrs.validators import instance_of, optional
 
-from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import (
     LARGEST_FLOAT,
     LARGEST_INT64,
@@ -29,10 +28,10 @@ from arb_ternary.config.options import (
 )
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Planned
-from arb_ternary.specs import PolicySpec, TrainedPart
+from arb_ternary.specs import TrainedPart
 from arb_ternary_progressive.time import TimeMapping, time_step_for_stack
 from arb_ternary_text.models.config import MAX_LAYERS, DecoderConfig, FloatPart
-from arb_ternary_train.options import AmpName, LoopOptions, loop_option, validate_loop_options
+from arb_ternary_train.options import DtypeName, LoopOptions, loop_option
 from arb_ternary_train.schedules import SCHEDULES, ScheduleName
 
 if TYPE_CHECKING:
@@ -480,6 +479,11 @@ def pattern_value(base: float, pattern: Pattern, stack: int) -> float:
     return base
 
 
+def not_an_option(value: Any) -> Any:
+    """Fix an option of :class:`LoopOptions`: no config can set it."""
+    return attrs.field(init=False, default=value)
+
+
 def block_options(options: Any) -> DecoderConfig | None:
     """Return the options of the blocks of a model.
 
@@ -491,7 +495,7 @@ def block_options(options: Any) -> DecoderConfig | None:
 
 
 @frozen(kw_only=True)
-class ProgressivePhaseConfig(GrowthConfig):
+class ProgressivePhaseConfig(GrowthConfig, LoopOptions):
     """Options of the phase ``progressive``: how the model grows and how each stack is trained."""
 
     target_stacks: int = option(
@@ -511,12 +515,6 @@ class ProgressivePhaseConfig(GrowthConfig):
     train_first: bool = option(
         True, "train the stack that the model begins with; false = it is the trunk, unchanged"
     )
-
-    batch_size: int = loop_option("batch_size")
-    block_size: int = loop_option("block_size")
-    lr: float | None = loop_option("lr")
-    min_lr: float | None = loop_option("min_lr")
-    min_rate: float = loop_option("min_rate")
     warmup_steps: int = loop_option(
         "warmup_steps", help="steps over which rates rise linearly to their peak, for each stack"
     )
@@ -525,22 +523,17 @@ class ProgressivePhaseConfig(GrowthConfig):
         help=f"how rates fall after the warm-up, for each stack: {', '.join(SCHEDULES[:-1])}; "
         "none = rates are not set",
     )
-    grad_clip: float | None = loop_option("grad_clip")
-    gradient_accumulation_steps: int = loop_option("gradient_accumulation_steps")
-    use_amp: bool = loop_option("use_amp")
-    amp_dtype: AmpName = loop_option("amp_dtype")
-    activation_checkpointing: bool = loop_option("activation_checkpointing")
-    activation_checkpoint_threshold: int | None = loop_option("activation_checkpoint_threshold")
-    num_workers: int = loop_option("num_workers")
-    pin_memory: bool = loop_option("pin_memory")
-    max_skipped: int = loop_option("max_skipped")
-    policy: Choice[PolicySpec] | None = loop_option("policy")
 
-    log_every: int = loop_option("log_every")
-    eval_every: int = loop_option("eval_every")
-    eval_batches: int | None = loop_option("eval_batches")
+    # What a growing model has no use for, or steps_per_stack says.
+    steps: int = not_an_option(1)
+    dtype: DtypeName = not_an_option("float32")
+    compile_model: bool = not_an_option(False)
+    preserve_state: bool = not_an_option(False)
+    freeze: tuple[str, ...] | None = not_an_option(None)
+    rate_factors: dict[str, float] | None = not_an_option(None)
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         if self.target_stacks > self.max_stacks:
             raise ValueError(
                 f"'target_stacks' must be at most 'max_stacks'; {self.target_stacks} is more than "
@@ -557,8 +550,6 @@ class ProgressivePhaseConfig(GrowthConfig):
                         f"'qlora_configs' has no entry for stack {stack}, and qlora_strategy is "
                         "variable"
                     )
-        # The number of steps may depend on the data; the other options are checked now.
-        self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
 
     def _check_patterns(self) -> None:
         """Check that patterns which double with each stack stay in the range of numbers.
@@ -581,17 +572,9 @@ class ProgressivePhaseConfig(GrowthConfig):
                 )
 
     def loop_options(self, steps: int) -> LoopOptions:
-        """Return the options of the training loop of one stack.
-
-        Args:
-            steps: optimizer steps of the loop.
-
-        Raises:
-            ValueError: options contradict each other.
-        """
-        shared = {field.name for field in attrs.fields(ProgressivePhaseConfig)}
-        known = {field.name for field in attrs.fields(LoopOptions)}
-        return LoopOptions(steps=steps, **{name: getattr(self, name) for name in shared & known})
+        """Return the options of the training loop of one stack, of ``steps`` steps."""
+        names = {field.name for field in attrs.fields(LoopOptions)} - {"steps"}
+        return LoopOptions(steps=steps, **{name: getattr(self, name) for name in names})
 
     @property
     def steps_of_loop(self) -> int | None:
@@ -696,7 +679,7 @@ class ProgressivePhaseConfig(GrowthConfig):
 
     def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """Yield the options that do not go with ``run``; see ``Planned``."""
-        yield from validate_loop_options(self, run, planned)
+        yield from super().validate_in_run(run, planned)
         model = run.model
         if isinstance(model.options, DecoderConfig) and type(model.options) is not DecoderConfig:
             yield (
@@ -720,17 +703,15 @@ class ProgressivePhaseConfig(GrowthConfig):
 
     def _check_times(self, run: RunConfig) -> Iterator[tuple[str, str]]:
         """Yield the options of time that do not agree with those of the masking."""
-        from arb_ternary_progressive.masking_config import TimeStepConfig
-
         masking = run.masking.options
-        by_time = isinstance(masking, TimeStepConfig)
-        if by_time and masking.num_time_steps != self.num_time_steps:
+        steps = getattr(masking, "num_time_steps", None)
+        if steps not in (None, self.num_time_steps):
             yield (
                 "num_time_steps",
                 f"{self.num_time_steps} time steps, and masking {run.masking.name!r} hides by "
-                f"{masking.num_time_steps}; give both the same number",
+                f"{steps}; give both the same number",
             )
-        if self.draws_sample_times and not (by_time and masking.draws_sample_times):
+        if self.draws_sample_times and not getattr(masking, "draws_sample_times", False):
             yield (
                 "time_sampling",
                 f"a time per sample must come from the masking, and {run.masking.name!r} draws "

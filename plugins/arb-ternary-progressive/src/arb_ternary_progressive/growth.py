@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary_progressive.activation_cache import ActivationCache
-from arb_ternary_progressive.config import CacheDtype, TrunkStrategy
+from arb_ternary_progressive.config import TrunkStrategy
 from arb_ternary_progressive.history import Progress, StackRecord, Trunk
 from arb_ternary_progressive.stack import Stack, set_learning
 from arb_ternary_progressive.trunk import TrunkStream
+from arb_ternary_train.activation_cache import ActivationCache, CacheDtype
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder

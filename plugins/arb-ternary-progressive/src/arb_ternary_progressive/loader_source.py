@@ -13,64 +13,8 @@ import torch
 
 from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, BatchRequest
-from arb_ternary_progressive.samples import as_samples
+from arb_ternary_progressive.samples import as_batch
 from arb_ternary_train.seeding import derive_seed
-
-
-class Epochs:
-    """Iterates over ``base``, once per epoch.
-
-    Attributes:
-        epoch: the epoch that was begun last, from 0.
-        position: batches of it that were given.
-    """
-
-    def __init__(self, base: Iterable[Any]) -> None:
-        self.base = base
-        self.epoch = 0
-        self.position = 0
-        self._resumed = False
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch that :meth:`start` begins, or continues after :meth:`load_state_dict`."""
-        begins_new = self.position > 0 and not self._resumed
-        return self.epoch + int(begins_new)
-
-    def start(self) -> Iterator[Any]:
-        """Return the batches of the next epoch, or the rest of it after :meth:`load_state_dict`.
-
-        Raises:
-            DataError: there is not a single batch.
-        """
-        self.epoch = self.next_epoch
-        if not self._resumed:
-            self.position = 0
-        self._resumed = False
-        batches = iter(self.base)
-        for _ in range(self.position):
-            next(batches, None)
-        return self._rest(batches)
-
-    def _rest(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for raw in batches:
-            self.position += 1
-            yield raw
-        if not self.position:
-            raise DataError(
-                f"dataloader: {type(self.base).__name__} gives no batch in epoch {self.epoch}",
-                _iterator_hint(self.base),
-            )
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch, and the number of batches of it that were given."""
-        return {"epoch": self.epoch, "position": self.position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next :meth:`start` continue from ``state``."""
-        self.epoch = int(state["epoch"])
-        self.position = int(state["position"])
-        self._resumed = True
 
 
 class LoaderBatches:
@@ -83,32 +27,47 @@ class LoaderBatches:
     continues = False
 
     def __init__(self, base: Iterable[Any], seed: int) -> None:
-        self._epochs = Epochs(base)
+        self._base = base
         self._seed = seed
-        self._batches: Iterator[Any] = iter(())
+        self._epoch = 0
+        self._position = 0
+        self._batches: Iterator[Any] | None = None
 
     def __iter__(self) -> LoaderBatches:
         return self
 
     def __next__(self) -> Batch:
-        for raw in self._batches:
-            return as_samples(raw).batch()
-        before = torch.random.get_rng_state()
-        torch.manual_seed(derive_seed(self._seed, "epoch", self._epochs.next_epoch))
-        self._batches = self._epochs.start()
-        if self._epochs.position:
-            # Resumed in the middle of an epoch: the loop has restored the generator already.
-            torch.random.set_rng_state(before)
+        if self._batches is not None:
+            for raw in self._batches:
+                self._position += 1
+                return as_batch(raw)
+            check_not_empty(self._base, self._epoch, self._position)
+            self._epoch += 1
+            self._position = 0
+        self._batches = self._start()
         return next(self)
 
+    def _start(self) -> Iterator[Any]:
+        """Return the batches of the epoch that are left."""
+        before = torch.random.get_rng_state()
+        torch.manual_seed(derive_seed(self._seed, "epoch", self._epoch))
+        batches = iter(self._base)
+        for _ in range(self._position):
+            next(batches, None)
+        if self._position:
+            # Resumed in the middle of an epoch: the loop has restored the generator already.
+            torch.random.set_rng_state(before)
+        return batches
+
     def state_dict(self) -> dict[str, Any]:
-        """See ``Batches``."""
-        return self._epochs.state_dict()
+        """Return the epoch, and the number of batches of it that were given."""
+        return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Batches``."""
-        self._epochs.load_state_dict(state)
-        self._batches = iter(())
+        """Continue from ``state``."""
+        self._epoch = int(state["epoch"])
+        self._position = int(state["position"])
+        self._batches = None
 
     def close(self) -> None:
         """Drop the iterator of the current epoch."""
@@ -166,9 +125,17 @@ def batches_per_epoch(base: Iterable[Any]) -> int:
                 f"Set training.steps_per_stack. {_iterator_hint(base)}",
             ) from None
         count = sum(1 for _ in base)
-    if not count:
-        raise DataError(f"dataloader: {type(base).__name__} gives no batch in epoch 0")
+    check_not_empty(base, 0, count)
     return count
+
+
+def check_not_empty(base: Iterable[Any], epoch: int, batches: int) -> None:
+    """Raise DataError if an epoch of a dataloader had no batch."""
+    if not batches:
+        raise DataError(
+            f"dataloader: {type(base).__name__} gives no batch in epoch {epoch}",
+            _iterator_hint(base),
+        )
 
 
 def _iterator_hint(base: Iterable[Any]) -> str:

@@ -27,8 +27,8 @@ from arb_ternary_progressive.masking_config import (
     TimeStepConfig,
 )
 from arb_ternary_progressive.masks import corrupt, hidden_positions, time_key
-from arb_ternary_progressive.samples import as_samples
-from arb_ternary_progressive.stackwise import Objective, StackWiseConfig
+from arb_ternary_progressive.samples import as_batch
+from arb_ternary_progressive.stackwise import ProgressiveConfig, StackWiseConfig
 from arb_ternary_progressive.time import (
     Fractions,
     depth_of,
@@ -66,6 +66,39 @@ class GrowthContext(MaskContext):
         if isinstance(context, GrowthContext):
             return context
         return cls(context.step, context.seed, context.vocabulary_size, context.training)
+
+
+def growth_context(
+    growth: GrowthConfig,
+    stack: int,
+    stacks: int,
+    seed: int,
+    *,
+    step: int = 0,
+    vocabulary_size: int = 0,
+    drawn: float | None = None,
+) -> GrowthContext:
+    """Return the context in which batches of a stack are masked.
+
+    Args:
+        growth: how stacks get their times.
+        stack: index of the stack in the order of building.
+        stacks: stacks of the finished rack.
+        seed: seed of the masks.
+        step: step of the training.
+        vocabulary_size: number of token ids.
+        drawn: time of the batch if time is an input; None = the masking draws it.
+
+    Raises:
+        UsageProblem: there is no such stack.
+    """
+    depth = depth_of(stack, stacks)
+    time = drawn
+    if growth.time_interpretation == "depth":
+        time = time_of_step(growth.time_step(stack, stacks), growth.num_time_steps)
+    return GrowthContext(
+        step=step, seed=seed, vocabulary_size=vocabulary_size, depth=depth, time=time
+    )
 
 
 @frozen
@@ -232,49 +265,26 @@ class TimeStepMasking(HidingStrategy):
     id, so that the loss does not depend on how samples are batched.
 
     Args:
-        config: options of the strategy, or the config of progressive training.
-        final_depth: stacks of the finished rack, which the methods with a ``stack_idx`` need; None
-            = ``max_stacks`` of a config of progressive training.
-        seed: seed of the masks of :meth:`generate_masks_for_stack`; None = that of a config of
-            progressive training, else 0.
+        config: options of the strategy, or the config of training in Python.
 
     Attributes:
+        config: as given.
         growth: how time steps are assigned and drawn.
         fractions: the share of hidden positions at each step.
-        final_depth: as given.
-        seed: as given.
-        training_objective: the objective of a config of progressive training, else None.
-        vocabulary_size: number of token ids if the config states it, else None.
     """
 
-    def __init__(
-        self,
-        config: TimeStepConfig | StackWiseConfig | None = None,
-        *,
-        final_depth: int | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self.vocabulary_size: int | None = None
-        self.training_objective: Objective | None = None
-        self.final_depth = final_depth
-        self.seed = 0 if seed is None else seed
+    def __init__(self, config: TimeStepConfig | StackWiseConfig | None = None) -> None:
+        self.config = TimeStepConfig() if config is None else config
         self.growth: GrowthConfig
         fractions: Fractions | None
-        replacement: ReplacementOptions
-        if isinstance(config, StackWiseConfig):
+        if isinstance(self.config, StackWiseConfig):
             # A copy: later assignments to the config are for other strategies.
-            progressive = attrs.evolve(config.training.progressive)
+            progressive = attrs.evolve(self.config.training.progressive)
             self.growth = progressive
-            self.vocabulary_size = config.model.vocab_size
-            self.training_objective = progressive.training_objective
-            if final_depth is None:
-                self.final_depth = progressive.max_stacks
-            if seed is None:
-                self.seed = progressive.seed
             fractions = progressive.time_step_fractions
-            replacement = ReplacementOptions(mask_token_id=progressive.mask_token_id)
+            super().__init__(ReplacementOptions(mask_token_id=progressive.mask_token_id))
         else:
-            options = TimeStepConfig() if config is None else config
+            options = self.config
             self.growth = GrowthConfig(
                 num_time_steps=options.num_time_steps,
                 time_interpretation=options.time_interpretation,
@@ -282,60 +292,36 @@ class TimeStepMasking(HidingStrategy):
                 stack_time_mapping=options.stack_time_mapping,
             )
             fractions = options.fractions
-            replacement = options
-        super().__init__(replacement)
+            super().__init__(options)
         self.fractions = step_fractions(fractions, self.growth.num_time_steps)
-
-    @property
-    def time_is_input(self) -> bool:
-        """Whether time is an input of the model."""
-        return self.growth.time_interpretation == "input"
 
     # --- stacks
 
-    def get_time_step_for_stack(self, stack_idx: int, *, final_depth: int | None = None) -> int:
-        """Return the time step of a stack.
-
-        Args:
-            stack_idx: index of the stack in the order of building.
-            final_depth: stacks of the finished rack; None = the strategy's.
+    def get_time_step_for_stack(self, stack_idx: int) -> int:
+        """Return the time step of a stack, by its index in the order of building.
 
         Raises:
             UsageProblem: there is no such stack.
             ConfigError: a custom mapping cannot be used.
         """
-        return self.growth.time_step(stack_idx, final_depth or self._stacks(stack_idx))
-
-    def time_for_stack(self, stack_idx: int, *, final_depth: int | None = None) -> float:
-        """Return the middle of the time step of a stack; see :meth:`get_time_step_for_stack`."""
-        step = self.get_time_step_for_stack(stack_idx, final_depth=final_depth)
-        return time_of_step(step, self.growth.num_time_steps)
+        return self.growth.time_step(stack_idx, self.growth.max_stacks)
 
     def generate_masks_for_stack(
-        self,
-        batch: Batch | Mapping[str, Any] | Tensor,
-        stack_idx: int,
-        *,
-        time: float | None = None,
-        generator: torch.Generator | None = None,
+        self, batch: Batch | Mapping[str, Any] | Tensor, stack_idx: int
     ) -> Tensor:
         """Return the positions that are hidden when a stack is trained, bool ``[B, S]``.
+
+        A time that is drawn is drawn from a generator with the seed of the config.
 
         Args:
             batch: token ids ``[B, S]``, a mapping with ``input_ids`` (and ``sample_ids``), or a
                 batch of the core.
             stack_idx: index of the stack in the order of building.
-            time: a time in [0, 1] to use instead of that of the stack.
-            generator: draws the time if time is an input; None = one seeded with the strategy's
-                seed.
         """
-        if generator is None:
-            generator = torch.Generator().manual_seed(self.seed)
-        if time is None and not self.time_is_input:
-            time = self.time_for_stack(stack_idx)
-        depth = depth_of(stack_idx, self._stacks(stack_idx))
-        context = GrowthContext(0, self.seed, self.vocabulary_size or 0, depth=depth, time=time)
-        return self.choose(as_samples(batch).batch(), generator, context)[0]
+        seed = self.growth.seed if isinstance(self.growth, ProgressiveConfig) else 0
+        context = growth_context(self.growth, stack_idx, self.growth.max_stacks, seed)
+        generator = torch.Generator().manual_seed(seed)
+        return self.choose(as_batch(batch), generator, context)[0]
 
     # --- masks
 
@@ -352,7 +338,7 @@ class TimeStepMasking(HidingStrategy):
         steps = self.growth.num_time_steps
         if context.time is not None:
             return [step_of_time(context.time, steps)] * count
-        if not self.time_is_input:
+        if self.growth.time_interpretation == "depth":
             return [self._step_at(context.depth)] * count
         if context.training and self.growth.time_sampling == "batch":
             drawn = float(torch.rand((), generator=generator))
@@ -367,6 +353,3 @@ class TimeStepMasking(HidingStrategy):
         last = self.growth.num_time_steps - 1
         progress = exponential(depth) if self.growth.stack_time_mapping == "exponential" else depth
         return min(math.floor(progress * last + 1e-9), last)
-
-    def _stacks(self, stack_idx: int) -> int:
-        return stack_idx + 1 if self.final_depth is None else self.final_depth

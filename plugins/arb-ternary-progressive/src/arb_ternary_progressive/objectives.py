@@ -5,13 +5,13 @@ Shapes: ``B`` samples, ``S`` positions.
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Final
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.errors import ConfigError, DataError, nearest
+from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_progressive.masking import HidingStrategy
 from arb_ternary_progressive.stackwise import Objective
@@ -42,19 +42,6 @@ class ObjectiveBatch:
     clm_mask: Tensor | None = None
 
 
-def _check_objective(objective: str) -> Objective:
-    """Return ``objective``, or raise ConfigError if there is no such objective."""
-    known: tuple[Objective, ...] = get_args(Objective)
-    for each in known:
-        if objective == each:
-            return each
-    close = nearest(str(objective), known)
-    raise ConfigError(
-        f"training_objective: must be mlm, clm or custom, not {objective!r}",
-        f"did you mean {close!r}?" if close else "",
-    )
-
-
 class ObjectiveMasking:
     """Makes the targets of an objective at the positions that a strategy chooses.
 
@@ -66,14 +53,11 @@ class ObjectiveMasking:
         objective: ``mlm``: the tokens themselves. ``clm``: ``targets[s] = tokens[s + 1]``; the last
             target repeats the last token and never counts. ``custom``: ``targets`` among the extras
             of the batch; where they are ``IGNORED``, nothing counts and the target becomes 0.
-
-    Raises:
-        ConfigError: there is no such objective.
     """
 
-    def __init__(self, strategy: MaskingStrategy | None, objective: str) -> None:
+    def __init__(self, strategy: MaskingStrategy | None, objective: Objective) -> None:
         self.strategy = strategy
-        self.objective = _check_objective(objective)
+        self.objective = objective
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """See ``MaskingStrategy``, and :meth:`prepare`."""

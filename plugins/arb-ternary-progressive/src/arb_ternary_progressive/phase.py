@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,15 +17,15 @@ from torch import Tensor, nn
 from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary.protocols.runs import PhaseResult
-from arb_ternary_progressive.activation_cache import ActivationCache, CacheStats
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ProgressivePhaseConfig
 from arb_ternary_progressive.growth import Stage, release
 from arb_ternary_progressive.history import Progress, StackRecord
-from arb_ternary_progressive.masking import GrowthContext
-from arb_ternary_progressive.time import depth_of, discrete_time, time_of_step
+from arb_ternary_progressive.masking import growth_context
+from arb_ternary_progressive.time import discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
 from arb_ternary_text.models.transformer import Transformer
+from arb_ternary_train.activation_cache import ActivationCache
 from arb_ternary_train.capabilities import reserved_ids
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.policy import add_counts
@@ -57,31 +58,29 @@ class _StackLoop(TrainingLoop):
         self._stage = stage
         self._stream = stream
         self._config = config
-        self._depth = depth_of(stage.index, config.target_stacks)
         self.time_step: int | None = None
-        self._time: float | None = None
         # Times drawn for micro-batches; all of a step are masked before the first is trained on.
         self._times: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
         if config.time_interpretation == "depth":
             self.time_step = config.time_step(stage.index, config.target_stacks)
-            self._time = time_of_step(self.time_step, config.num_time_steps)
         super().__init__(context, options, key)
 
     def mask(self, batch: Batch) -> MaskedBatch:
         """Mask ``batch`` at the stack's depth and time, or at a time drawn for this micro-batch."""
         context = self.context
         config = self._config
-        time = self._time
+        drawn: float | None = None
         if config.time_interpretation == "input" and config.time_sampling == "batch":
-            drawn = torch.rand((), generator=self._generator("time"))
-            time = discrete_time(float(drawn), config.num_time_steps)
-            self._times[batch] = time
-        mask_context = GrowthContext(
+            uniform = float(torch.rand((), generator=self._generator("time")))
+            drawn = self._times[batch] = discrete_time(uniform, config.num_time_steps)
+        mask_context = growth_context(
+            config,
+            self._stage.index,
+            config.target_stacks,
+            context.seed,
             step=self.step,
-            seed=context.seed,
             vocabulary_size=context.vocabulary_size,
-            depth=self._depth,
-            time=time,
+            drawn=drawn,
         )
         return context.masking.apply(batch, self._generator("mask"), mask_context)
 
@@ -130,7 +129,7 @@ class ProgressivePhase:
         rack = builder.build_rack()
         context.model = rack.to(context.device)
         self._set_first_index(context, len(rack.ordered_stacks))
-        with self.open_cache() as cache:
+        with self.open_cache(context) as cache:
             while self._index < self.config.target_stacks:
                 self._train_stack(context, builder, cache)
                 self._index += self._trained_together
@@ -220,12 +219,18 @@ class ProgressivePhase:
                 "Ask for more stacks.",
             )
 
-    def open_cache(self) -> AbstractContextManager[ActivationCache | None]:
+    def open_cache(
+        self, context: TrainingContext
+    ) -> AbstractContextManager[ActivationCache | None]:
         """Return the cache of the trunk's hidden states; None if they are not cached."""
         config = self.config
         if not (config.enabled and config.cache_activations):
             return nullcontext()
-        return ActivationCache(config.cache_bytes, config.cache_folder, config.cache_dtype)
+        if config.cache_folder is None:
+            return ActivationCache(config.cache_bytes, dtype=config.cache_dtype)
+        return ActivationCache(
+            0, Path(config.cache_folder), config.cache_bytes, config.cache_dtype, context.note
+        )
 
     def _train_stack(
         self,
@@ -256,7 +261,8 @@ class ProgressivePhase:
         )
 
         started = time.perf_counter()
-        before = None if cache is None else cache.stats
+        hits_before = 0 if cache is None else cache.hits
+        misses_before = 0 if cache is None else cache.misses
         try:
             self._run_loop(context, loop, stage)
         finally:
@@ -268,8 +274,13 @@ class ProgressivePhase:
 
         seconds = time.perf_counter() - started
         summary = f"stack {index}: {self._progress.steps} steps in {seconds:.1f} s"
-        if cache is not None and before is not None and stream is not None:
-            summary += _cache_summary(before, cache.stats)
+        if cache is not None and stream is not None:
+            hits = cache.hits - hits_before
+            asked = hits + cache.misses - misses_before
+            summary += (
+                f"; cache: {hits:,} hits of {asked:,}, {len(cache):,} samples in "
+                f"{cache.nbytes:,} bytes, {cache.evictions:,} evicted"
+            )
         self.after_stack(context, record, summary)
 
     def _run_loop(self, context: TrainingContext, loop: _StackLoop, stage: Stage) -> None:
@@ -329,15 +340,6 @@ class ProgressivePhase:
             return config.loop_options(steps)
         except ValueError as error:
             raise ConfigError(f"phases[{context.phase_index}]: {error}") from error
-
-
-def _cache_summary(before: CacheStats, after: CacheStats) -> str:
-    hits = after.hits - before.hits
-    asked = hits + after.misses - before.misses
-    return (
-        f"; cache: {hits:,} hits of {asked:,}, {after.samples:,} samples in {after.nbytes:,} "
-        f"bytes, {after.evictions:,} evicted"
-    )
 
 
 def as_growable(model: nn.Module) -> Transformer:

@@ -9,30 +9,48 @@ blocks, so a few counts give the rest. The rack itself is never built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import attrs
 import torch
 from attrs import asdict, frozen
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from arb_ternary.optim.protocol import Trainable, collect_trainable, may_refuse
-from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
+from arb_ternary.backends.select import request_backend, select, use_backend
+from arb_ternary.config.choice import PhaseChoice
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import (
+    Trainable,
+    build_optimizer,
+    collect_trainable,
+    may_refuse,
+)
+from arb_ternary.protocols.data import (
+    BatchRequest,
+    DataSource,
+    MaskContext,
+    MaskedBatch,
+    MaskingStrategy,
+)
 from arb_ternary.ternary.models import ternary_modules
+from arb_ternary_progressive.builder import ProgressiveRackBuilder
+from arb_ternary_progressive.config import ProgressivePhaseConfig
 from arb_ternary_progressive.growth import Stage
-from arb_ternary_progressive.hidden_codec import HiddenCodec
 from arb_ternary_progressive.masking import TimeStepMasking
+from arb_ternary_progressive.phase import as_growable
+from arb_ternary_progressive.precision import native_precision
+from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.time import step_of_time, time_of_step
+from arb_ternary_train.activation_cache import sample_bytes
 from arb_ternary_train.audit import audit
+from arb_ternary_train.build import build_model, configured_backend, require_protocol
+from arb_ternary_train.capabilities import parts_added_by
+from arb_ternary_train.config import RunConfig
 from arb_ternary_train.evaluate import masked_loss
 from arb_ternary_train.optim.planned_state import planned_state_bytes
-
-if TYPE_CHECKING:
-    from arb_ternary_progressive.builder import ProgressiveRackBuilder
-    from arb_ternary_progressive.config import GrowthConfig
-    from arb_ternary_progressive.rack import Rack
+from arb_ternary_train.precision import autocast_for, resolve_device
+from arb_ternary_train.protocols import SizedSamples
 
 
 @frozen
@@ -96,66 +114,50 @@ class StagePlan:
         return {**asdict(self), "memory": {**asdict(self.memory), "total": self.memory.total}}
 
 
-@frozen
-class CacheNeed:
-    """The demand on the activation cache.
-
-    Attributes:
-        samples: number of samples.
-        budget: most bytes.
-        codec: number format.
-    """
-
-    samples: int
-    budget: int
-    codec: HiddenCodec
-
-    def nbytes(self, positions: int, width: int) -> int:
-        """Return the bytes of the samples that fit into the budget."""
-        sample = self.codec.sample_bytes(positions, width)
-        return min(self.samples, self.budget // sample) * sample
-
-
-@frozen(kw_only=True)
 class GrowthPlan:
-    """A rack to plan, and how it is trained.
+    """The plan of the first phase ``progressive`` of a run.
 
-    Attributes:
-        make_builder: returns a builder whose rack has a first stack of the given number of blocks.
-        growth: how the rack grows.
-        blocks: number of blocks of each stack.
-        make_optimizer: returns the optimizer, like the run.
-        batch: a micro-batch.
-        positions: positions of a sample in the residual stream.
-        cache: what the cache is asked to hold; None without a cache.
-        trained_from: index of the first stack that is trained.
-        masking: hides the tokens.
-        autocast: context of the forward pass.
+    The data is read for its vocabulary and its length.
+
+    Raises:
+        ConfigError: there is no such phase, or the model cannot grow.
     """
 
-    make_builder: Callable[[int], ProgressiveRackBuilder]
-    growth: GrowthConfig
-    blocks: Sequence[int]
-    make_optimizer: Callable[[Trainable], Optimizer]
-    batch: MaskedBatch
-    positions: int
-    cache: CacheNeed | None = None
-    trained_from: int = 0
-    masking: MaskingStrategy | None = None
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    def __init__(self, config: RunConfig) -> None:
+        phase = _growing_phase(config)
+        self._config = config
+        self._phases = config.phases[config.phases.index(phase) :]
+        self.growth: ProgressivePhaseConfig = phase.options
+        self._data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
+        self._masking: MaskingStrategy = config.masking.build()
+        self._device = resolve_device("cpu")
+        self._selection = select(
+            request_backend(config=configured_backend(config), device=self._device.type)
+        )
+        layers = getattr(config.model.options, "layers", 1)
+        new_blocks = self.growth.blocks_per_stack or layers
+        self.blocks = [layers] + [new_blocks] * (self.growth.target_stacks - 1)
+        self._batch = self._micro_batch()
+        native = native_precision(getattr(config.model.options, "float_parts", ()))
+        self._autocast = autocast_for(
+            self._device,
+            self.growth.use_amp,
+            self.growth.amp_dtype,
+            ternary=native == "ternary",
+        )
 
     @property
     def trained(self) -> range:
         """The stacks that have a plan; only the last if all are trained at once."""
         count = len(self.blocks)
-        return range(self.trained_from if self.growth.enabled else count - 1, count)
+        return range(int(not self.growth.train_first) if self.growth.enabled else count - 1, count)
 
     def stages(self) -> list[StagePlan]:
         """Return the plan of each stack, in the order of building."""
-        # One block per stack; one more in the first stack; one more in each other stack.
-        base, deeper_first, deeper_rest = (
-            self._probe(*shape) for shape in ((1, 1), (2, 1), (1, 2))
-        )
+        with use_backend(self._selection.name):
+            base = self._probe(1, 1)
+            deeper_first = self._probe(2, 1)
+            deeper_rest = self._probe(1, 2)
         stages = []
         for index in self.trained:
             probe = base[index]
@@ -168,9 +170,6 @@ class GrowthPlan:
                     probe.counts, deeper_first[index].counts, deeper_rest[index].counts, strict=True
                 )
             )
-            cached = 0
-            if self.cache is not None and not probe.stage.uncacheable:
-                cached = self.cache.nbytes(self.positions, probe.stage.rack.config.width)
             time_step, share = self._time(index)
             stages.append(
                 StagePlan(
@@ -189,7 +188,7 @@ class GrowthPlan:
                         counts.gradients,
                         counts.optimizer,
                         counts.activations,
-                        cached,
+                        self._cached_bytes(probe.stage),
                     ),
                 )
             )
@@ -197,7 +196,7 @@ class GrowthPlan:
 
     def _probe(self, first_blocks: int, other_blocks: int) -> dict[int, _Probe]:
         """Build a small rack and count for each trained stack, by its index."""
-        builder = self.make_builder(first_blocks)
+        builder = self._make_builder(first_blocks)
         rack = builder.build_rack()
         probes = {}
         for index in range(len(self.blocks)):
@@ -216,19 +215,24 @@ class GrowthPlan:
         """Run a micro-batch forward and backward, and count."""
         rack = stage.rack
         rack.train()
-        optimizer = self.make_optimizer(collect_trainable(rack))
+        trainable = collect_trainable(rack)
+        optimizer = build_optimizer(
+            "optimizer",
+            self._config.optimizer,
+            attrs.evolve(trainable, later=parts_added_by(self._phases)),
+        )
         for _, module in ternary_modules(rack):
             module.undoable = may_refuse(optimizer)
 
         inputs: dict[str, Any] = {}
         if not stage.uncacheable:
-            with torch.no_grad(), self.autocast():
-                hidden_BSD = rack.trunk(self.batch.inputs, stage.position)
+            with torch.no_grad(), self._autocast():
+                hidden_BSD = rack.trunk(self._batch.inputs, stage.position)
             inputs = {"hidden": hidden_BSD, "from_stack": stage.position}
 
         def forward() -> Tensor:
-            with self.autocast():
-                return masked_loss(rack(self.batch.inputs, **inputs), self.batch)
+            with self._autocast():
+                return masked_loss(rack(self._batch.inputs, **inputs), self._batch)
 
         loss, activations = kept_for_backward(rack, forward)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -252,11 +256,58 @@ class GrowthPlan:
         if growth.time_interpretation == "input":
             return None, None
         step = growth.time_step(index, len(self.blocks))
-        masking = self.masking
+        masking = self._masking
         if not isinstance(masking, TimeStepMasking):
             return step, None
         time = time_of_step(step, growth.num_time_steps)
         return step, masking.fractions[step_of_time(time, masking.growth.num_time_steps)]
+
+    # --- the run
+
+    def _make_builder(self, first_blocks: int) -> ProgressiveRackBuilder:
+        """Return a builder whose rack has a first stack of ``first_blocks`` blocks."""
+        config = self._config
+        options = attrs.evolve(config.model.options, layers=first_blocks)
+        small = attrs.evolve(config, model=attrs.evolve(config.model, options=options))
+        model = build_model(small, self._data.vocabulary_size, self._selection.name, self._device)
+        builder = ProgressiveRackBuilder.from_model(as_growable(model), self.growth)
+        builder.build_rack().set_activation_checkpointing(
+            self.growth.activation_checkpointing, self.growth.activation_checkpoint_threshold
+        )
+        return builder
+
+    def _micro_batch(self) -> MaskedBatch:
+        """Return a micro-batch of the run."""
+        growth = self.growth
+        config = self._config
+        if not isinstance(self._data, SizedSamples):
+            # Values of token ids do not matter for a plan.
+            tokens_BS = torch.zeros(growth.batch_size, growth.block_size, dtype=torch.int64)
+            return MaskedBatch(tokens_BS, tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool))
+        # Samples that are not token ids, such as images: only the data knows their shape.
+        batches = self._data.batches(BatchRequest(growth.batch_size, 1, config.seed))
+        try:
+            context = MaskContext(
+                step=0, seed=config.seed, vocabulary_size=self._data.vocabulary_size
+            )
+            return self._masking.apply(next(batches), torch.Generator(), context)
+        finally:
+            batches.close()
+
+    def _cached_bytes(self, stage: Stage) -> int:
+        """Return the bytes of the samples that a stack reads and the cache can hold."""
+        growth = self.growth
+        if stage.uncacheable or not growth.cache_activations:
+            return 0
+        samples = self._data.samples_per_epoch(growth.block_size)
+        if growth.steps_per_stack is not None:
+            step = growth.batch_size * growth.gradient_accumulation_steps
+            samples = min(samples, growth.steps_per_stack * step)
+        model = stage.rack.config
+        sized = isinstance(self._data, SizedSamples)
+        positions = model.max_length if sized else growth.block_size
+        sample = sample_bytes(growth.cache_dtype, positions, model.width)
+        return min(samples, growth.cache_bytes // sample) * sample
 
 
 class _Counts(NamedTuple):
@@ -324,7 +375,11 @@ def kept_for_backward(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[T
     return result, sum(kept.values())
 
 
-def tokens_like(batch_size: int, block_size: int) -> MaskedBatch:
-    """Return a micro-batch of token ids; their values do not matter for a plan."""
-    tokens_BS = torch.zeros(batch_size, block_size, dtype=torch.int64)
-    return MaskedBatch(tokens_BS, tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool))
+def _growing_phase(config: RunConfig) -> PhaseChoice:
+    for phase in config.phases:
+        if isinstance(phase.options, ProgressivePhaseConfig):
+            return phase
+    names = ", ".join(phase.name for phase in config.phases)
+    raise ConfigError(
+        f"phases: none of them is progressive; they are {names}", "There is nothing to plan."
+    )

@@ -200,7 +200,12 @@ def store_block(block: Block, precision: Precision, base: Base) -> None:
     """Store the float32 linears of a block in ``precision``; ternary linears are stored already."""
     dtype = _STORED.get(precision)
     packs = precision == "nvfp4" or (precision, base) == ("qlora", "nvfp4")
-    for parent, name, child in _own_children(block):
+    children = [
+        (parent, name, child)
+        for parent in block.modules()
+        for name, child in parent.named_children()
+    ]
+    for parent, name, child in children:
         if isinstance(child, FloatLinear) and dtype is not None:
             setattr(parent, name, StoredLinear(child, dtype))
         elif isinstance(child, FloatLinear) and packs:
@@ -209,35 +214,13 @@ def store_block(block: Block, precision: Precision, base: Base) -> None:
             setattr(parent, name, StoredRMSNorm(child, dtype))
 
 
-def widen_block(block: Block) -> None:
-    """Store the linears and float gains of a block in float32, whatever their format."""
-    for parent, name, child in _own_children(block):
-        if isinstance(child, FloatLinear | TernaryLinear | NVFP4Linear):
-            setattr(parent, name, dense_linear(child))
-        elif isinstance(child, StoredRMSNorm):
-            norm = RMSNorm(
-                child.weight.numel(), eps=child.eps, gain=True, stored_eps=child.stored_eps
-            )
-            norm.weight = nn.Parameter(child.weight.detach().to(torch.float32))
-            setattr(parent, name, norm)
-
-
-def _own_children(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Return parent, name and module of everything in ``module`` except adapters."""
-    found = []
-    for name, child in module.named_children():
-        if name != "adapters":
-            found += [(module, name, child), *_own_children(child)]
-    return found
-
-
-def dense_linear(linear: Linear, weight: Tensor | None = None) -> FloatLinear:
-    """Return a float32 linear with the weight of ``linear``, or with ``weight``."""
+def dense_linear(linear: Linear, weight: Tensor) -> FloatLinear:
+    """Return a float32 linear like ``linear``, with another weight."""
     with torch.device("meta"):
         made = FloatLinear(
             linear.in_features, linear.out_features, activations=_activations(linear)
         )
-    made.weight = nn.Parameter(dense_weight(linear) if weight is None else weight)
+    made.weight = nn.Parameter(weight)
     return made
 
 

@@ -262,7 +262,7 @@ class Rack(Transformer):
 
     def forward(
         self,
-        inputs: Tensor | None,
+        inputs: Tensor,
         *,
         hidden: Tensor | None = None,
         from_stack: int = 0,
@@ -271,33 +271,19 @@ class Rack(Transformer):
         """Return logits.
 
         Args:
-            inputs: input of the model; None if ``hidden`` is given.
-            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``,
-                instead of inputs: the result of :meth:`trunk`. At ``from_stack`` 0 it replaces the
-                output of the embedding.
+            inputs: input of the model.
+            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``, the
+                result of :meth:`trunk`; it is used instead of the inputs.
             from_stack: position of the first stack to run.
             time: in [0, 1], one for all or ``[B]``; with a time embedding. None is 0: nothing is
                 hidden.
 
         Raises:
-            UsageProblem: the arguments do not go together, or the model cannot read the inputs.
+            UsageProblem: the model cannot read the inputs.
         """
-        if hidden is None:
-            if from_stack:
-                raise UsageProblem(
-                    f"from_stack: stack {from_stack} needs the hidden states that enter it"
-                )
-            if inputs is None:
-                raise UsageProblem("rack: tokens or hidden states must be given")
-            return self.logits(self._run(self.embed(inputs, time), self.blocks, None))
-        if from_stack == 0:
-            hidden = self._timed(hidden, time)
-        elif time is not None:
-            raise UsageProblem(
-                f"time: it enters before the first stack; these hidden states enter stack "
-                f"{from_stack}"
-            )
-        return self.logits(self.run_stacks(hidden, from_stack))
+        if hidden is not None:
+            return self.logits(self.run_stacks(hidden, from_stack))
+        return self.logits(self._run(self.embed(inputs, time), self.blocks, None))
 
     def embed(self, inputs: Tensor, time: float | Tensor | None = None) -> Tensor:
         """Return the residual stream before the first stack, ``[B, S, D]``."""
@@ -402,7 +388,7 @@ class DecoderRack(Rack, Decoder):
 
     def forward(
         self,
-        tokens_BS: Tensor | None,
+        tokens_BS: Tensor,
         cache: KeyValueCache | None = None,
         *,
         hidden: Tensor | None = None,
@@ -414,14 +400,10 @@ class DecoderRack(Rack, Decoder):
         ``cache`` is as in a decoder, the other arguments are as in :class:`Rack`.
 
         Raises:
-            UsageProblem: the arguments do not go together, or the sequence exceeds the context.
+            UsageProblem: the sequence exceeds the context.
         """
-        if hidden is not None and cache is not None:
-            raise UsageProblem(
-                "cache: it cannot be used with hidden states, which skip the first stacks"
-            )
-        if tokens_BS is None or hidden is not None or from_stack:
-            return super().forward(tokens_BS, hidden=hidden, from_stack=from_stack, time=time)
+        if hidden is not None:
+            return super().forward(tokens_BS, hidden=hidden, from_stack=from_stack)
         streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
         return self.logits(self._run(self.embed(tokens_BS, time), self.blocks, streamed))
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import attrs
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +20,7 @@ from arb_ternary_progressive.adapters import (
     merge_adapters,
 )
 from arb_ternary_progressive.config import PRECISIONS, Base, GrowthConfig, Precision
-from arb_ternary_progressive.precision import (
-    NVFP4Linear,
-    is_frozen,
-    make_block,
-    store_block,
-    widen_block,
-)
+from arb_ternary_progressive.precision import NVFP4Linear, is_frozen, make_block
 from arb_ternary_progressive.stackwise import StackWiseConfig
 from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
@@ -36,8 +29,6 @@ from arb_ternary_train.seeding import derive_seed
 
 #: The parts of a stack that learn.
 Learning: TypeAlias = Literal["all", "adapters", "nothing"]
-#: How a builder's caller may choose the adapters of a stack.
-GivenAdapter: TypeAlias = AdapterSpec | Mapping[str, Any] | bool | None
 
 
 class Counts(NamedTuple):
@@ -173,31 +164,7 @@ class Stack(nn.Module):
         for adapter in self.adapter_modules():
             set_learning(adapter, self.learning != "nothing")
 
-    # --- storage
-
-    def store(self, precision: Precision) -> None:
-        """Convert a trained stack to another float format, or to the frozen 4-bit base of qlora.
-
-        Its adapters are unchanged.
-
-        Raises:
-            UsageProblem: a stack cannot become ternary after it was made.
-        """
-        if check_precision(precision) == "ternary":
-            raise UsageProblem(
-                f"stack {self.stack_id}: a stack stored in {self.precision} cannot become ternary",
-                "Make a new stack of precision ternary, which learns by votes.",
-            )
-        for block in self._blocks():
-            widen_block(block)
-            store_block(block, precision, "nvfp4")
-        self.precision = precision
-        self.base = "nvfp4"
-        self._apply_learning()
-
-    def nbytes(self) -> int:
-        """Return the bytes of its parameters and buffers."""
-        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+    # --- description
 
     def count(self) -> Counts:
         """Return the number of its weights, in whatever format they are stored."""
@@ -303,48 +270,6 @@ def stack_adapter(config: GrowthConfig, stack_id: int, precision: Precision) -> 
         return None
     rank, alpha = config.adapter_size(stack_id)
     return AdapterSpec(rank, alpha, config.adapter_dtype)
-
-
-def chosen_adapter(
-    adapter: GivenAdapter, growth: GrowthConfig, stack_id: int, precision: Precision
-) -> AdapterSpec | None:
-    """Return the adapters of a new stack, which the caller may choose instead of the config.
-
-    Args:
-        adapter: a spec, or a mapping with ``rank`` and ``alpha``; True or False instead of
-            ``qlora_enabled``; None = as in the config.
-        growth: the config.
-        stack_id: id of the new stack.
-        precision: precision of the new stack.
-
-    Raises:
-        UsageProblem: the adapters are impossible.
-        ConfigError: the config has no rank and alpha for this stack.
-    """
-    if adapter is None:
-        return stack_adapter(growth, stack_id, precision)
-    if adapter is True:
-        rank, alpha = growth.adapter_size(stack_id)
-        return AdapterSpec(rank, alpha, growth.adapter_dtype)
-    if adapter is False:
-        if precision == "qlora":
-            raise UsageProblem(
-                "adapter: a stack of precision qlora needs adapters",
-                "For a frozen 4-bit stack use nvfp4.",
-            )
-        return None
-    if isinstance(adapter, AdapterSpec):
-        return adapter
-    known = [field.name for field in attrs.fields(AdapterSpec)]
-    for key in adapter:
-        if key not in known:
-            close = nearest(str(key), known)
-            hint = f"did you mean {close!r}?" if close else f"The keys are {', '.join(known)}."
-            raise UsageProblem(f"adapter: unknown key {key!r}", hint)
-    absent = [key for key in ("rank", "alpha") if key not in adapter]
-    if absent:
-        raise UsageProblem(f"adapter: {' and '.join(absent)} must be given")
-    return AdapterSpec(**{"dtype": growth.adapter_dtype, **adapter})
 
 
 def create_stack_from_config(stack_id: int, n_blocks: int, config: StackWiseConfig) -> Stack:

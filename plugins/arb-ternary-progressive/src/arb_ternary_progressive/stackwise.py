@@ -7,7 +7,6 @@ builders and trainers call it before they use a config.
 
 from __future__ import annotations
 
-# decoder_option makes attrs fields
 import os
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
@@ -35,10 +34,6 @@ from arb_ternary_progressive.time import check_fractions
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 
 Objective: TypeAlias = Literal["mlm", "clm", "custom"]
-Ends: TypeAlias = Literal["full", "ternary"]
-
-#: Key of the decoder's name of an option, in the metadata of an option of :class:`ModelConfig`.
-_DECODER_NAME = "decoder_name"
 
 _natural = Rule(
     "a whole number of at least 0", lambda value: type(value) is int and value >= 0, {"minimum": 0}
@@ -53,19 +48,13 @@ def valid_fractions(_instance: Any, attribute: Any, value: Any) -> None:
         raise ValueError(f"'{attribute.name}' {error}") from error
 
 
-def decoder_option(name: str, default: Any = attrs.NOTHING, help: str = "") -> Any:  # noqa: A002
-    """Declare the option ``name`` of :class:`DecoderConfig` in :class:`ModelConfig`.
-
-    Args:
-        name: the decoder's name of the option.
-        default: another default.
-        help: another help text.
-    """
+def _decoder_option(name: str) -> Any:
+    """Declare the option ``name`` of :class:`DecoderConfig`."""
     declared = attrs.fields_dict(DecoderConfig)[name]
     return attrs.field(
-        default=declared.default if default is attrs.NOTHING else default,
+        default=declared.default,
         validator=declared.validator,
-        metadata={HELP: help or declared.metadata[HELP], _DECODER_NAME: name},
+        metadata={HELP: declared.metadata[HELP]},
     )
 
 
@@ -104,42 +93,18 @@ class ProgressiveConfig(GrowthConfig):
 
 @define(kw_only=True)
 class ModelConfig:
-    """The section ``model``: the parts of the model that all stacks share."""
+    """The section ``model``: the sizes that all stacks share."""
 
     vocab_size: int = option(256, "token ids, the mask token included", validator=at_least_one)
-    d_model: int = decoder_option("width")
-    d_ff: int | None = decoder_option("feed_forward")
-    n_heads: int = decoder_option("heads")
-    n_kv_heads: int | None = decoder_option("kv_heads")
-    max_length: int = decoder_option("max_length")
+    d_model: int = _decoder_option("width")
+    d_ff: int | None = _decoder_option("feed_forward")
+    n_heads: int = _decoder_option("heads")
+    max_length: int = _decoder_option("max_length")
     causal: bool | None = option(
         None,
         "a position sees only itself and earlier ones; null = if the objective is clm",
         validator=optional(boolean),
     )
-    activation: Literal["relu2", "swiglu"] = decoder_option(
-        "activation", "relu2", "feed-forward non-linearity: relu(up)^2, or silu(gate) * up"
-    )
-    rotary_base: float = decoder_option("rotary_base")
-    tie_embeddings: bool = decoder_option(
-        "tie_embeddings", False, "the head uses the embedding's weights"
-    )
-    ends: Ends | None = option(
-        None,
-        "format of embedding and head; null = ternary if new stacks are ternary, else full",
-        validator=optional(among(Ends)),
-    )
-    learned_norms: bool = decoder_option(
-        "learned_norms", help="pre-norms and the final norm have a learned gain"
-    )
-    sub_norms: bool = decoder_option(
-        "sub_norms", True, "normalise the input of the output and down projections too"
-    )
-    group_size: Literal[32, 64, 128, 256, "row"] = decoder_option(
-        "group_size", help="weights of a row that share an exponent in ternary linears"
-    )
-    activations: Literal["int8", "float"] = decoder_option("activations", "float")
-    gradients: Literal["int8", "float"] = decoder_option("gradients")
 
 
 @define(kw_only=True)
@@ -171,7 +136,7 @@ class TrainingConfig:
 class StackWiseConfig:
     """Model and training of a rack, from a file or from keywords."""
 
-    model: ModelConfig = option(help="the parts that all stacks share", factory=ModelConfig)
+    model: ModelConfig = option(help="the sizes that all stacks share", factory=ModelConfig)
     training: TrainingConfig = option(help="how the rack is trained", factory=TrainingConfig)
     _origins: dict[Any, Any] = attrs.field(init=False, factory=dict, repr=False, eq=False)
     _source: str = attrs.field(init=False, default="", repr=False, eq=False)
@@ -213,10 +178,6 @@ class StackWiseConfig:
         }
         faults = []
         for path, section in sections.items():
-            try:
-                attrs.validate(section)
-            except (ValueError, TypeError) as error:
-                faults.append(Fault(path, str(error.args[0])))
             for key, message in unused_options(section):
                 faults.append(Fault((*path, key), message))
         for key, message in progressive.contradictions():
@@ -232,7 +193,8 @@ class StackWiseConfig:
     def decoder_config(self, default_precision: Precision | None = None) -> DecoderConfig:
         """Return the options of the decoder.
 
-        Its ``float_parts`` are those of embedding and head; a stack has its own.
+        Its ``float_parts`` are those of embedding and head, which are ternary if new stacks are; a
+        stack has its own.
 
         Args:
             default_precision: precision of new stacks; None = ``new_stack_precision``.
@@ -242,24 +204,22 @@ class StackWiseConfig:
         """
         model = self.model
         progressive = self.training.progressive
-        options = {
-            field.metadata[_DECODER_NAME]: getattr(model, field.name)
-            for field in attrs.fields(ModelConfig)
-            if _DECODER_NAME in field.metadata
-        }
         causal = model.causal
         if causal is None:
             causal = progressive.training_objective == "clm"
-
-        precision = default_precision or progressive.new_stack_precision
-        ends = model.ends or ("ternary" if precision == "ternary" else "full")
-        float_parts: list[FloatPart] = ["embedding", "head"] if ends == "full" else []
-        if float_parts and model.learned_norms:
-            float_parts.append("norms")
+        ternary = (default_precision or progressive.new_stack_precision) == "ternary"
+        ends: tuple[FloatPart, ...] = () if ternary else ("embedding", "head")
         return DecoderConfig(
-            **options,
+            width=model.d_model,
+            feed_forward=model.d_ff,
+            heads=model.n_heads,
+            max_length=model.max_length,
             layers=1,
             causal=causal,
-            float_parts=tuple(float_parts),
+            activation="relu2",
+            activations="float",
+            sub_norms=True,
+            tie_embeddings=False,
+            float_parts=ends,
             zero_residual=progressive.zero_residual,
         )

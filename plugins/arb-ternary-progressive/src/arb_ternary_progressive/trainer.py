@@ -6,13 +6,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 import torch
-from attrs import frozen
 from torch.optim import Optimizer
 
 from arb_ternary.backends.select import Selection, current_backend
@@ -29,7 +27,6 @@ from arb_ternary.specs import (
     Spec,
     resolve,
 )
-from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.config import GrowthConfig, ProgressivePhaseConfig
 from arb_ternary_progressive.growth import Stage
 from arb_ternary_progressive.history import StackRecord
@@ -61,23 +58,6 @@ _NEVER: Final = 2**31 - 1
 _LOG = logging.getLogger(__name__)
 
 
-@frozen
-class StepNumbers:
-    """One optimizer step, as ``on_step`` gets it.
-
-    Attributes:
-        stack: index of the stack in the order of building.
-        step: steps that the stack has taken.
-        loss: loss of the step, in nats per token.
-        tokens: positions that counted.
-    """
-
-    stack: int
-    step: int
-    loss: float
-    tokens: int
-
-
 def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer]:
     """Return a factory of ``adamw`` for float parameters and ``scaled_votes`` for ternary modules.
 
@@ -86,21 +66,20 @@ def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer
         rate: rate of integer weights.
     """
 
+    def part(name: str, lr: float, trainable: Trainable) -> Optimizer:
+        spec: Any = manager().registry.get("optimizer", name).spec
+        choice = Choice(name, resolve(spec.config)(lr=lr), frozenset({"lr"}), spec)
+        return build_optimizer("optimizer", choice, trainable)
+
     def make(trainable: Trainable) -> Optimizer:
         parts = {}
         if trainable.ternary:
-            parts["ternary"] = _optimizer("scaled_votes", rate, attrs.evolve(trainable, floats={}))
+            parts["ternary"] = part("scaled_votes", rate, attrs.evolve(trainable, floats={}))
         if trainable.floats:
-            parts["float"] = _optimizer("adamw", lr, attrs.evolve(trainable, ternary={}))
+            parts["float"] = part("adamw", lr, attrs.evolve(trainable, ternary={}))
         return JoinedOptimizer(parts)
 
     return make
-
-
-def _optimizer(name: str, lr: float, trainable: Trainable) -> Optimizer:
-    spec: Any = manager().registry.get("optimizer", name).spec
-    options = resolve(spec.config)(lr=lr)
-    return build_optimizer("optimizer", Choice(name, options, frozenset({"lr"}), spec), trainable)
 
 
 class ProgressiveTrainer:
@@ -115,12 +94,9 @@ class ProgressiveTrainer:
         config: model and training; it is read when training begins.
         folder: folder of checkpoints; None = none are written.
         checkpoint_every: optimizer steps between checkpoints; 0 = one after each stack.
-        keep: how many of the newest checkpoints are kept.
-        make_optimizer: makes the optimizer of a stack; None = :func:`default_optimizer` with the
-            rates of the config.
         device: device to train on.
-        cache: cache of a frozen trunk's hidden states; None = one according to the config.
-        on_step: called after each optimizer step.
+        on_step: called after each optimizer step with the index of the stack, in the order of
+            building, and the report of the step.
     """
 
     def __init__(
@@ -129,20 +105,17 @@ class ProgressiveTrainer:
         *,
         folder: str | Path | None = None,
         checkpoint_every: int = 0,
-        keep: int = 3,
-        make_optimizer: Callable[[Trainable], Optimizer] | None = None,
         device: torch.device | str = "cpu",
-        cache: ActivationCache | None = None,
-        on_step: Callable[[StepNumbers], None] | None = None,
+        on_step: Callable[[int, StepReport], None] | None = None,
     ) -> None:
         self.config = config
-        self.store = None if folder is None else CheckpointStore(Path(folder), keep=keep)
         # In the config of a run, 0 means no checkpoints at all.
         every = 0 if folder is None else checkpoint_every or _NEVER
-        self.checkpoints = CheckpointConfig(every=every, keep=keep)
-        self.make_optimizer = make_optimizer
+        self.checkpoints = CheckpointConfig(every=every)
+        self.store: CheckpointStore | None = None
+        if folder is not None:
+            self.store = CheckpointStore(Path(folder), keep=self.checkpoints.keep)
         self.device = torch.device(device)
-        self.cache = cache
         self.on_step = on_step
         self.history: list[StackRecord] = []
 
@@ -239,10 +212,9 @@ class ProgressiveTrainer:
         training = self.config.training
         rack = builder.build_rack()
         masking = ObjectiveMasking(
-            TimeStepMasking(self.config, final_depth=phase.config.target_stacks),
+            TimeStepMasking(self.config),
             training.progressive.training_objective,
         )
-        make_optimizer = self.make_optimizer or default_optimizer(training.lr, training.rate)
         data = LoaderSource(dataloader, rack.vocabulary_size)
         config = RunConfig(
             seed=training.progressive.seed,
@@ -250,7 +222,10 @@ class ProgressiveTrainer:
             model=_choice(ModelSpec, "rack", lambda _: rack),
             masking=_choice(MaskingSpec, "time_step", lambda: masking),
             optimizer=_choice(
-                OptimizerSpec, "optimizer", make_optimizer, accepts={"ternary", "float"}
+                OptimizerSpec,
+                "optimizer",
+                default_optimizer(training.lr, training.rate),
+                accepts={"ternary", "float"},
             ),
             phases=(_choice(PhaseSpec, "progressive", phase),),
             checkpoint=self.checkpoints,
@@ -277,7 +252,9 @@ class ProgressiveTrainer:
                 "Give ProgressiveTrainer(..., folder=...).",
             )
         checkpoint, _ = self.store.newest_good()
-        if checkpoint is not None and checkpoint.identity != self._identity():
+        mine = self._identity()["options"]
+        # Checkpoints of a config with more options have another key, and are not compared.
+        if checkpoint is not None and checkpoint.identity.get("options", mine) != mine:
             raise CheckpointError(
                 f"{checkpoint.path}: it was written by a training with another config",
                 "Restore the config, or give another folder.",
@@ -292,7 +269,7 @@ class ProgressiveTrainer:
             return f"{function.__module__}:{function.__name__}"
 
         text = json.dumps(plain, sort_keys=True, default=name)
-        return {"config": hashlib.sha256(text.encode()).hexdigest()}
+        return {"options": hashlib.sha256(text.encode()).hexdigest()}
 
 
 class _BuilderPhase(ProgressivePhase):
@@ -316,18 +293,12 @@ class _BuilderPhase(ProgressivePhase):
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
         return self._given
 
-    def open_cache(self) -> AbstractContextManager[ActivationCache | None]:
-        cache = self._trainer.cache
-        if cache is not None and self.config.enabled and self.config.cache_activations:
-            return nullcontext(cache)
-        return super().open_cache()
-
     def after_step(
         self, context: TrainingContext, stage: Stage, report: StepReport, steps: int
     ) -> None:
         super().after_step(context, stage, report, steps)
         if self._trainer.on_step is not None:
-            self._trainer.on_step(StepNumbers(stage.index, report.step, report.loss, report.tokens))
+            self._trainer.on_step(stage.index, report)
 
     def after_stack(self, context: TrainingContext, record: StackRecord, summary: str) -> None:
         _LOG.info(summary)

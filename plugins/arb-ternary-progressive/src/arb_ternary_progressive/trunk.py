@@ -5,17 +5,22 @@ Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary_progressive.activation_cache import ActivationCache, trunk_version
-from arb_ternary_progressive.config import CacheDtype
-from arb_ternary_progressive.hidden_codec import HiddenCodec
-from arb_ternary_progressive.samples import cache_keys
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.activation_cache import (
+    ActivationCache,
+    CacheDtype,
+    module_version,
+    rounded,
+    sample_keys,
+)
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.rack import Rack
@@ -33,9 +38,9 @@ class TrunkStream:
 
     Args:
         rack: its first ``until_stack`` stacks, and its embedding, are frozen.
-        until_stack: number of stacks of the trunk; at least 1.
+        until_stack: number of stacks of the trunk; at least 1, and fewer than the rack has.
         cache: cache of hidden states; None = they are computed every time.
-        dtype: number format between stacks if there is no cache.
+        dtype: number format between stacks, that of the cache if there is one.
 
     Raises:
         UsageProblem: something in the trunk can learn.
@@ -49,24 +54,18 @@ class TrunkStream:
         cache: ActivationCache | None = None,
         dtype: CacheDtype = "float32",
     ) -> None:
-        stacks = len(rack.ordered_stacks)
-        if not 1 <= until_stack < stacks:
-            raise UsageProblem(
-                f"trunk: a rack of {stacks} stacks has no trunk of {until_stack} with a stack "
-                f"above it"
-            )
         self.rack = rack
         self.until_stack = until_stack
         self.cache = cache
-        self.codec = HiddenCodec(dtype) if cache is None else cache.codec
+        self.dtype = dtype
         # Versions of the trunk, and of the trunk that is one stack shorter.
-        self.version = trunk_version(
+        self.version = frozen_version(
             *rack.input_end, base=repr(attrs.evolve(rack.config, layers=1))
         )
         self.shorter = ""
         for stack in rack.ordered_stacks[:until_stack]:
             self.shorter = self.version
-            self.version = trunk_version(stack, base=self.shorter)
+            self.version = frozen_version(stack, base=self.shorter)
         if cache is not None:
             cache.keep_only((self.version, self.shorter))
 
@@ -82,78 +81,87 @@ class TrunkStream:
             time: the time if it is an input of the model: a number, or float ``[B]``. For the
                 cache, a sample at another time is another sample.
         """
+        times: list[float] | None = None
+        if time is not None:
+            times = torch.as_tensor(time).reshape(-1).expand(len(inputs)).tolist()
         if self.cache is None:
-            return self._through(inputs, time)
-        keys_B = cache_keys(sample_ids_B.cpu(), time)
-        width = self.rack.config.width
+            return self._through(inputs, times)
+        keys = sample_keys(sample_ids_B, inputs, times)
 
-        def compute(rows_M: Tensor) -> Tensor:
-            return self._missing(inputs[rows_M], keys_B[rows_M], _rows(time, rows_M))
+        def compute(missing: list[int]) -> list[Tensor]:
+            rows = self._from_shorter(missing, inputs, keys)
+            absent = [row for row in missing if row not in rows]
+            if absent:
+                moments = None if times is None else [times[row] for row in absent]
+                found_ASD = self._through(inputs[absent], moments)
+                rows.update(zip(absent, found_ASD, strict=True))
+            return [rows[row] for row in missing]
 
-        return self.cache.fetch(
-            keys_B, self.version, inputs, width, compute, positions=self.rack.positions_of(inputs)
-        )
+        rows = self.cache.fetch(self.version, keys, compute)
+        return torch.stack(rows).to(inputs.device)
 
-    def _missing(self, inputs: Tensor, keys_M: Tensor, time: Tensor | float | None) -> Tensor:
-        """Compute the rows that the cache lacks, from those of the shorter trunk if it has them."""
-        rows: dict[int, Tensor] = {}
-        below = self._take_shorter(inputs, keys_M)
-        if below:
-            last = self.until_stack - 1
-            x_LSD = torch.stack(list(below.values())).to(inputs.device)
-            rows.update(zip(below, self.rack.run_stacks(x_LSD, last, last + 1), strict=True))
-        absent = [row for row in range(len(keys_M)) if row not in rows]
-        if absent:
-            rows_A = torch.tensor(absent, dtype=torch.int64)
-            hidden_ASD = self._through(inputs[rows_A], _rows(time, rows_A))
-            rows.update(zip(absent, hidden_ASD, strict=True))
-        return torch.stack([rows[row] for row in range(len(keys_M))])
-
-    def _take_shorter(self, inputs: Tensor, keys_M: Tensor) -> dict[int, Tensor]:
-        """Take the hidden states of the shorter trunk out of the cache, by row."""
+    def _from_shorter(
+        self, missing: list[int], inputs: Tensor, keys: list[str]
+    ) -> dict[int, Tensor]:
+        """Run the last stack on what the cache has of the shorter trunk, and drop that."""
         assert self.cache is not None
-        found: dict[int, Tensor] = {}
+        below: dict[int, Tensor] = {}
         if self.until_stack == 1:
-            return found
-        width = self.rack.config.width
-        positions = self.rack.positions_of(inputs)
-        for row, key in enumerate(keys_M.tolist()):
-            hidden_SD = self.cache.peek(
-                key, self.shorter, inputs[row].cpu(), width, positions=positions
-            )
+            return below
+        for row in missing:
+            hidden_SD = self.cache.get(self.shorter, keys[row])
             if hidden_SD is not None:
-                found[row] = hidden_SD
-                self.cache.drop(key, self.shorter)
-        return found
+                below[row] = hidden_SD
+                self.cache.drop(self.shorter, keys[row])
+        if not below:
+            return below
+        last = self.until_stack - 1
+        x_LSD = torch.stack(list(below.values())).to(inputs.device)
+        return dict(zip(below, self.rack.run_stacks(x_LSD, last, last + 1), strict=True))
 
-    def _through(self, inputs: Tensor, time: Tensor | float | None) -> Tensor:
-        """Run the whole trunk, and round to the cache's number format after every stack."""
-        x_BSD = self._embedded(inputs, time)
-        for position in range(self.until_stack):
-            x_BSD = self.codec.rounded(self.rack.run_stacks(x_BSD, position, position + 1))
-        return x_BSD
-
-    def _embedded(self, inputs: Tensor, time: Tensor | float | None) -> Tensor:
-        """Return the input of the first stack.
+    def _through(self, inputs: Tensor, times: Sequence[float] | None) -> Tensor:
+        """Run the whole trunk, and round to the cache's number format after every stack.
 
         Times are embedded one by one, so that the result for a sample does not depend on the
         others.
         """
-        if not isinstance(time, Tensor):
-            return self.rack.embed(inputs, time)
-        times_B = time.reshape(-1).expand(len(inputs))
-        x_BSD: Tensor | None = None
-        for moment in sorted(set(times_B.tolist())):
-            rows = (times_B == moment).to(inputs.device)
-            found = self.rack.embed(inputs[rows], moment)
-            if x_BSD is None:
-                x_BSD = found.new_empty(len(inputs), *found.shape[1:])
-            x_BSD[rows] = found
-        assert x_BSD is not None
+        if times is None or len(set(times)) == 1:
+            x_BSD = self.rack.embed(inputs, None if times is None else times[0])
+        else:
+            rows = [
+                self.rack.embed(inputs[row : row + 1], moment) for row, moment in enumerate(times)
+            ]
+            x_BSD = torch.cat(rows)
+        for position in range(self.until_stack):
+            x_BSD = rounded(self.rack.run_stacks(x_BSD, position, position + 1), self.dtype)
         return x_BSD
 
 
-def _rows(time: Tensor | float | None, rows_M: Tensor) -> Tensor | float | None:
-    if isinstance(time, Tensor) and time.dim():
-        return time[rows_M.to(time.device)] if time.size(0) > 1 else time
-    return time
+def frozen_version(*modules: nn.Module, base: str = "") -> str:
+    """Return the version of frozen modules; see ``module_version``.
+
+    Raises:
+        UsageProblem: something in them can learn (a QLoRA trunk), so hidden states change with
+            every step.
+    """
+    for module in modules:
+        name = _learner(module)
+        if name is not None:
+            raise UsageProblem(
+                f"activation cache: {name} of the trunk can learn, so its activations change with "
+                f"every step",
+                "A QLoRA trunk streams: every batch runs through it. Only a frozen trunk "
+                "(trunk_strategy: frozen) can be cached.",
+            )
+    return module_version(*modules, base=base)
+
+
+def _learner(module: nn.Module) -> str | None:
+    """Return the name of the first parameter or module in ``module`` that can learn."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            return name
+    for name, part in module.named_modules():
+        if isinstance(part, TernaryModule) and not part.frozen:
+            return name or type(part).__name__
+    return None

@@ -110,6 +110,16 @@ def sample_key(sample: int, inputs: Tensor, time: float | None = None) -> str:
     return f"{sample}-{digest.hexdigest()}"
 
 
+def sample_keys(
+    samples_B: Tensor, inputs: Tensor, times: Sequence[float] | None = None
+) -> list[str]:
+    """Return the names of the samples of a batch; see :func:`sample_key`."""
+    samples = samples_B.tolist()
+    moments = [None] * len(samples) if times is None else times
+    rows = zip(samples, inputs.cpu(), moments, strict=True)
+    return [sample_key(sample, given, time) for sample, given, time in rows]
+
+
 # --- the cache
 
 

@@ -87,7 +87,7 @@ _RATE_FALLS: Final = unless("lr_schedule", "constant", "none")
 _EVALUATES: Final = when("eval_every", reason="no evaluation is made with 'eval_every': 0")
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)  # a phase may have a second base class, with slots
 class LoopOptions:
     """Options of a training loop, and how often a phase reports and evaluates.
 

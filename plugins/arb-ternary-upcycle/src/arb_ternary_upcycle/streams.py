@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_train.activation_cache import ActivationCache, module_version, sample_key
+from arb_ternary_train.activation_cache import (
+    ActivationCache,
+    module_version,
+    sample_key,
+    sample_keys,
+)
 from arb_ternary_upcycle.teacher_module import Teacher
 
 #: Where a stream arises. ``student`` and ``teacher``: after a number of blocks. ``attention``: the
@@ -156,10 +161,7 @@ class Streams:
         """Return what is cached of a batch; ``compute`` makes the rows that are missing."""
         if self._cache is None:
             return torch.stack(list(compute(list(range(len(inputs_BS))))))
-        keys = [
-            sample_key(sample, inputs_S)
-            for sample, inputs_S in zip(samples_B.tolist(), inputs_BS.cpu(), strict=True)
-        ]
+        keys = sample_keys(samples_B, inputs_BS)
         rows = self._cache.fetch(self._version(kind, level), keys, compute)
         return torch.stack([self._as_computed(kind, row, inputs_BS) for row in rows])
 

@@ -85,10 +85,6 @@ class Transformer(BlockModel):
         x_BSD: Tensor = self.embedding(inputs)
         return x_BSD if self._dtype is None else x_BSD.to(self._dtype)
 
-    def positions_of(self, inputs: Tensor) -> int:
-        """Return the number of positions in the residual stream of ``inputs``."""
-        return inputs.size(1)
-
     def run_blocks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Run blocks ``first`` to ``last`` (exclusive; None = to the end) on whole sequences."""
         return self._run(x_BSD, self.blocks[first:last], None)

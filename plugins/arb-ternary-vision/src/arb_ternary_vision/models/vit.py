@@ -38,10 +38,6 @@ class Vit(Transformer):
         self.final_norm = make_norm(config, config.width, gain=True)
         self.head = make_linear(config, config.width, classes, part="head")
 
-    def positions_of(self, inputs: Tensor) -> int:
-        """Return the number of patches of an image."""
-        return self.options.patches
-
     def logits(self, x_BLD: Tensor) -> Tensor:
         """Apply mean, final norm and head: ``[B, L, D]`` to ``[B, V]``."""
         return super().logits(x_BLD.mean(dim=1))
