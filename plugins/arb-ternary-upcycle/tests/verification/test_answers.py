@@ -112,7 +112,7 @@ def test_number_at_the_limit_passes(run: Run, student: Decoder, tmp_path: Path) 
 def test_identical_models_answer_all_forms_equally(
     run: Run, teacher: Decoder, tmp_path: Path
 ) -> None:
-    tasks = write(tmp_path / "tasks.jsonl", [*CHOICES, {"prompt": "a", "answer": "b"}])
+    tasks = write(tmp_path / "tasks", [*CHOICES, {"prompt": "a", "answer": "b"}])
     result = evaluated(tasks, run(teacher), max_accuracy_drop=0.0)
     assert result.passed
     assert (result.metrics["accuracy_drop"], result.metrics["questions"]) == (0.0, 4)

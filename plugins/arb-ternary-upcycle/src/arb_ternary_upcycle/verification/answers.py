@@ -41,8 +41,9 @@ class EvalCheck:
         with TemporaryDirectory() as folder, preserved_global_rng(context.device):
             tasks = [name.strip() for name in config.tasks.split(",")]
             include = config.include
-            if config.tasks.endswith(".jsonl"):
-                tasks = write_tasks(Path(config.tasks), Path(folder))
+            questions = Path(config.tasks)
+            if questions.suffix == ".jsonl" or questions.is_file():
+                tasks = write_tasks(questions, Path(folder))
                 include = Path(folder)
 
             def results_of(model: Decoder) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class EvalCheck:
             student = results_of(pair.student)
 
         teacher_accuracy, _ = _accuracy(teacher)
-        student_accuracy, questions = _accuracy(student)
+        student_accuracy, count = _accuracy(student)
         drop = teacher_accuracy - student_accuracy
         judged = [
             *judge(
@@ -73,7 +74,7 @@ class EvalCheck:
             "teacher_accuracy": teacher_accuracy,
             "student_accuracy": student_accuracy,
             "accuracy_drop": drop,
-            "questions": float(questions),
+            "questions": float(count),
         }
         details = {
             "teacher": str(pair.teacher.path),

@@ -151,9 +151,9 @@ class EvalConfig(CheckConfig):
     """Options of the check ``eval``."""
 
     tasks: str = option(
-        help="names of tasks of lm-evaluation-harness, separated by commas; or a file of questions "
-        "whose name ends in .jsonl, one JSON object per line: prompt, and either choices with the "
-        "number of the right one as answer, or a text as answer",
+        help="names of tasks of lm-evaluation-harness, separated by commas; or a file of "
+        "questions, one JSON object per line: prompt, and either choices with the number of the "
+        "right one as answer, or a text as answer",
     )
     include: Path | None = option(None, "folder with task files of your own; null = none")
     limit: int | None = option(
