@@ -1,17 +1,16 @@
 """Add the pages to the site that are not files of ``docs``: the reference, the reports and
 ``CONTRIBUTING.md``.
 
-A hook of mkdocs, see ``mkdocs.yml``. The reference is made from the code by ``reference.py``, in a
-process of its own. Reports are files of the bench plugin. Their links are those of the repository
-and are rewritten to those of the site.
+A hook of mkdocs, see ``mkdocs.yml``. The reference is made by ``reference.py``. Reports are files
+of the bench plugin. Their links are those of the repository and are rewritten to those of the site.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
-import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, f"reports/{path.name}", abs_src_path=str(path)))
     contributing = str(ROOT / "CONTRIBUTING.md")
     files.append(File.generated(config, "contributing.md", abs_src_path=contributing))
-    command = [sys.executable, str(Path(__file__).with_name("reference.py"))]
-    made = subprocess.run(command, check=True, capture_output=True, text=True)
-    reference: dict[str, str] = json.loads(made.stdout)
+    # Variables that a person has set must not show in the pages.
+    for variable in [name for name in os.environ if name.startswith("ARB_")]:
+        del os.environ[variable]
+    sys.path.insert(0, str(Path(__file__).parent))
+    reference = import_module("reference").pages()
     for name, text in reference.items():
         files.append(File.generated(config, f"reference/{name}", content=text))
     for section in config.nav or []:
@@ -48,9 +49,8 @@ def reference_nav(names: list[str]) -> list[Any]:
     """Return the navigation of the reference: pages, and a section per folder."""
     nav: list[Any] = []
     for folder, title in (("config", "Config keys"), ("commands", "Commands")):
-        pages = sorted(name for name in names if name.startswith(f"{folder}/"))
-        pages.sort(key=lambda name: not name.endswith("/index.md"))
-        nav.append({title: [f"reference/{name}" for name in pages]})
+        pages = [f"reference/{name}" for name in names if name.startswith(f"{folder}/")]
+        nav.append({title: pages})
     return [*nav, *(f"reference/{name}" for name in names if "/" not in name)]
 
 

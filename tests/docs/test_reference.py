@@ -1,14 +1,11 @@
-"""The reference pages, made when the site is built, are complete."""
+"""The reference on the site, made when it is built, is complete."""
 
 from __future__ import annotations
 
 import ast
-import functools
-import json
+import html
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,18 +22,40 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary_train.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
+_CELL = re.compile(r"<t[hd][^>]*>(.*?)</t[hd]>", re.S)
 
 
-@functools.cache
-def pages() -> dict[str, str]:
-    script = ROOT / "docs" / "scripts" / "reference.py"
-    made = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(made.stdout)
-    return found
+@pytest.fixture(scope="module")
+def article(site: Path) -> Callable[[str], str]:
+    """Return the function that gives the HTML of a page of the reference, without navigation."""
+
+    def read(name: str) -> str:
+        text = (site / "reference" / name / "index.html").read_text(encoding="utf-8")
+        found = re.search("<article.*?</article>", text, re.S)
+        assert found is not None
+        return found[0]
+
+    return read
 
 
-def page(name: str) -> str:
-    return pages()[name]
+def plain(text: str) -> str:
+    """Return the text of HTML, with single spaces."""
+    return " ".join(html.unescape(re.sub("<[^>]*>", "", text)).split())
+
+
+def section(text: str, heading: str) -> str:
+    """Return the HTML between the heading with that text and the next heading."""
+    parts = re.split(r"<h[1-6][^>]*>(.*?)</h[1-6]>", text, flags=re.S)
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        if plain(title).removesuffix("¶").strip() == heading:
+            return body
+    raise AssertionError(f"{heading} is missing")
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of every row of the tables in HTML."""
+    found = re.findall("<tr>.*?</tr>", text, re.S)
+    return [[plain(cell) for cell in _CELL.findall(row)] for row in found]
 
 
 def ours(kind: str) -> list[Any]:
@@ -45,32 +64,23 @@ def ours(kind: str) -> list[Any]:
     return [found for found in manager().registry.all(kind) if found.distribution in folders]
 
 
-# --- hooks: signatures read from the source, not through the generator
-
-
-def hook_functions() -> dict[str, ast.FunctionDef]:
-    tree = ast.parse(Path(hookspecs.__file__).read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
 HOOKS = [*specified_in(hookspecs)]
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_is_documented_with_its_exact_signature(hook: str) -> None:
-    function = hook_functions()[hook]
-    assert function.returns is not None
-    wanted = f"{hook}({ast.unparse(function.args)}) -> {ast.unparse(function.returns)}"
-    _, _, section = page("hooks.md").partition(f"### `{hook}`\n")
-    block = section.split("```")[1].removeprefix("python\n")
-    assert "".join(block.split()).replace(",)", ")") == "".join(wanted.split())
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_says_when_it_is_called(hook: str) -> None:
-    documentation = ast.get_docstring(hook_functions()[hook]) or ""
-    assert "alled" in documentation
-    assert documentation.splitlines()[0].replace("``", "`") in page("hooks.md")
+def test_every_hook_is_documented_with_its_exact_signature(article: Callable[[str], str]) -> None:
+    tree = ast.parse(Path(hookspecs.__file__).read_text(encoding="utf-8"))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    text = article("hooks")
+    squeezed = "".join(plain(text).split()).replace(",)", ")")
+    for hook in HOOKS:
+        function = functions[hook]
+        assert function.returns is not None
+        wanted = f"{hook}({ast.unparse(function.args)})->{ast.unparse(function.returns)}"
+        assert f'id="arb_ternary.hookspecs.{hook}"' in text
+        assert "".join(wanted.split()) in squeezed
+        documentation = ast.get_docstring(function) or ""
+        assert "alled" in documentation
+        assert plain(documentation.splitlines()[0].replace("``", "")) in plain(text)
 
 
 # --- what plugins import
@@ -95,14 +105,13 @@ def imported_by_plugins() -> set[str]:
     return found
 
 
-def test_everything_that_plugins_are_built_from_is_documented() -> None:
-    headings = set(re.findall(r"^##+ `(\w+)`$", "\n".join(pages().values()), re.M))
+def test_everything_that_plugins_are_built_from_is_documented(site: Path) -> None:
+    anchors = set()
+    for page in (site / "reference").rglob("index.html"):
+        anchors.update(re.findall(r'id="arb_ternary[\w.]*\.(\w+)"', page.read_text()))
     wanted = {"TernaryOptimizer", "TernaryModule", "TrainingLoop", "TrainingContext", "LoopOptions"}
-    assert wanted | imported_by_plugins() <= headings
-    blocks = page("building-blocks.md")
-    for method in ("apply_votes", "set_votes", "update_of", "train_microbatch", "make_optimizer"):
-        assert f"\n{method}(" in blocks
-    assert "| `batch_size` |" in blocks
+    wanted |= {"apply_votes", "set_votes", "update_of", "train_microbatch", "make_optimizer"}
+    assert wanted | imported_by_plugins() <= anchors
 
 
 # --- commands, variables, keys, errors
@@ -120,13 +129,10 @@ def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command
         yield from walk(f"{path} {name}", nested)
 
 
-def test_every_command_and_option_is_documented() -> None:
+def test_every_command_and_option_is_documented(article: Callable[[str], str]) -> None:
     for path, command in commands():
-        group = path.split()[1] if " " in path else "index"
-        text = page(f"commands/{group}.md")
-        _, heading, section = text.partition(f"## `{path}`\n")
-        assert heading, f"{path} is missing"
-        section = section.partition("\n## ")[0]
+        page = "/".join(["commands", *path.split()[1:2]])
+        options = plain(section(article(page), path))
         assert command.help, f"{path} has no help"
         for parameter in command.params:
             if isinstance(parameter, click.Option):
@@ -134,12 +140,12 @@ def test_every_command_and_option_is_documented() -> None:
                     f"{path} {parameter.opts[-1]} has no help"
                 )
                 for option in parameter.opts:
-                    assert option in section, f"{path} {option} is missing"
+                    assert option in options, f"{path} {option} is missing"
 
 
-@pytest.mark.parametrize("variable", [variable.name for variable in manager().variables])
-def test_an_environment_variable_is_documented(variable: str) -> None:
-    assert f"| `{variable}` |" in page("environment.md")
+def test_every_environment_variable_is_documented(article: Callable[[str], str]) -> None:
+    listed = {row[0] for row in rows(article("environment"))}
+    assert {variable.name for variable in manager().variables} <= listed
 
 
 def test_no_other_module_reads_the_environment() -> None:
@@ -158,55 +164,51 @@ def test_no_other_module_reads_the_environment() -> None:
             )
 
 
-def test_every_config_key_is_documented_with_its_default() -> None:
-    top = page("config/index.md")
-    classes: list[tuple[str, str, type[Any]]] = [(top, "## Top level", RunConfig)]
+def test_every_config_key_is_documented_with_its_default(article: Callable[[str], str]) -> None:
+    classes: list[tuple[str, str, type[Any]]] = [(article("config"), "Top level", RunConfig)]
     for kind in manager().registry.kinds:
         if kind in ("backend", "command", "generator", "starter"):
             continue
-        components = page(f"config/{kind}.md")
+        components = article(f"config/{kind}")
         for found in ours(kind):
             cls = options_class(found.spec)
-            assert f"## `{found.name}`" in components, f"{kind} {found.name} is missing"
+            assert section(components, found.name)
             if cls is not None:
-                classes.append((components, f"## `{found.name}`", cls))
+                classes.append((components, found.name, cls))
     for chapter, heading, cls in classes:
-        section = chapter.partition(f"{heading}\n")[2].partition("\n#")[0]
+        keys = {row[0]: row for row in rows(section(chapter, heading))}
         for field in config_fields(cls):
-            assert f"| `{field.name}` |" in section, f"{heading} {field.name} is missing"
+            assert field.name in keys, f"{heading} {field.name} is missing"
+            assert keys[field.name][2], f"{heading} {field.name} has no default"
             assert field.metadata["help"], f"{heading} {field.name} has no help"
 
 
-def test_every_error_is_documented_with_its_exit_code() -> None:
+def test_every_error_is_documented_with_its_exit_code(article: Callable[[str], str]) -> None:
+    text = article("errors")
+    codes = {name: row[0] for row in rows(text) for name in row[1].split(", ")}
     tree = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
-    for name in [
-        node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
-    ]:
-        section = page("errors.md").partition(f"## `{name}`\n")[2]
-        found = getattr(errors, name)
-        assert section.strip().startswith(
-            f"Exit code {found.exit_code}." if isinstance(found, type) else "```python"
-        )
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            assert f'id="arb_ternary.errors.{node.name}"' in text
+        if isinstance(node, ast.ClassDef):
+            assert codes[node.name] == str(getattr(errors, node.name).exit_code)
 
 
 # --- models and formats
 
 
-def test_every_model_has_its_row_of_formats() -> None:
-    text = page("formats.md").partition("## Why not")[0]
-    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
-    head = next(line for line in text.splitlines() if line.startswith("| model |"))
-    formats = [name.strip(" `") for name in head.strip("|").split("|")][1:]
-    assert set(formats) == {found.name for found in ours("exporter")}
-    table = {cells[0]: dict(zip(formats, cells[1:], strict=True)) for cells in lines}
-    assert {name.partition("`,")[0].strip("`") for name in table} == {
-        found.name for found in ours("model")
-    }
+def test_every_model_has_its_row_of_formats(article: Callable[[str], str]) -> None:
+    lines = rows(article("formats"))
+    head = next(row for row in lines if row[0] == "model")
+    assert set(head[1:]) == {found.name for found in ours("exporter")}
+    table = {row[0]: dict(zip(head, row, strict=True)) for row in lines if len(row) == len(head)}
+    del table["model"]
+    assert {name.partition(",")[0] for name in table} == {found.name for found in ours("model")}
     # Each is held by tests of its own: tests/composition/exact and those of interchange.
     for name, cells in table.items():
         assert cells["safetensors"] == "every bit", name
     for architecture in ("llama", "qwen3", "arcee", "bitnet"):
-        cells = table[f"`decoder`, `{architecture}`"]
+        cells = table[f"decoder, {architecture}"]
         assert (cells["gguf"], cells["hf"]) == ("weights", "weights")
-    assert (table["`vit`"]["gguf"], table["`vit`"]["hf"]) == ("no", "no")
-    assert "| `gguf` | a GGUF file holds a decoder, not a Vit |" in page("formats.md")
+    assert (table["vit"]["gguf"], table["vit"]["hf"]) == ("no", "no")
+    assert ["gguf", "a GGUF file holds a decoder, not a Vit"] in [row[:2] for row in lines]

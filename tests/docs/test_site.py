@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -24,18 +22,6 @@ PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 
 def page_id(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
-    done = subprocess.run(
-        [*command, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 def test_the_site_builds_without_a_warning(site: Path) -> None:
