@@ -385,6 +385,21 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
         )
 
 
+def test_a_checkpoint_with_the_former_identity_still_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = {"config": "a digest of more options"}
+    with monkeypatch.context() as patched:
+        patched.setattr(ProgressiveTrainer, "_identity", lambda _: former)
+        ProgressiveTrainer(config(), folder=tmp_path).train_rack(
+            ProgressiveRackBuilder(config()), loader(), 1
+        )
+    history = ProgressiveTrainer(config(), folder=tmp_path).train_rack(
+        ProgressiveRackBuilder(config()), loader(), 2, resume=True
+    )
+    assert [entry.index for entry in history] == [0, 1]
+
+
 # --- limits
 
 

@@ -42,7 +42,7 @@ from arb_ternary_progressive.phase import as_growable
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.time import step_of_time, time_of_step
-from arb_ternary_train.activation_cache import sample_bytes
+from arb_ternary_train.activation_cache import encode
 from arb_ternary_train.audit import audit
 from arb_ternary_train.build import build_model, configured_backend, require_protocol
 from arb_ternary_train.capabilities import parts_added_by
@@ -306,7 +306,8 @@ class GrowthPlan:
         model = stage.rack.config
         sized = isinstance(self._data, SizedSamples)
         positions = model.max_length if sized else growth.block_size
-        sample = sample_bytes(growth.cache_dtype, positions, model.width)
+        stored = encode(torch.zeros(positions, model.width), growth.cache_dtype)
+        sample = sum(tensor.nbytes for tensor in stored.values())
         return min(samples, growth.cache_bytes // sample) * sample
 
 

@@ -35,17 +35,9 @@ _LOG = logging.getLogger(__name__)
 _SPARE: Final = 1 << 28
 #: Most bytes of the header of a file.
 _HEADER_BYTES: Final = 256
-#: Bytes of a number.
-_WIDTHS: Final[Mapping[CacheDtype, int]] = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 # --- number formats
-
-
-def sample_bytes(dtype: CacheDtype, positions: int, width: int) -> int:
-    """Return the bytes of one hidden state ``[S, D]``."""
-    scales = 4 * positions if dtype == "int8" else 0
-    return positions * width * _WIDTHS[dtype] + scales
 
 
 def encode(hidden: Tensor, dtype: CacheDtype) -> dict[str, Tensor]:
@@ -260,10 +252,6 @@ class ActivationCache:
         kept = {self._folder_name(version) for version in versions}
         for name in [name for name in self._entries if name.parent.name not in kept]:
             self._drop(name)
-        if self.folder is not None:
-            for found in self.folder.iterdir():
-                if found.is_dir() and found.name not in kept:
-                    shutil.rmtree(found, ignore_errors=True)
 
     def close(self) -> None:
         """Free the memory and release the folder; samples on disk stay."""
