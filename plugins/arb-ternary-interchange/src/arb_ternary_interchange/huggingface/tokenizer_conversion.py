@@ -7,7 +7,6 @@ its own, this module as a program, which is ended when it takes too long.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from arb_ternary.environment import for_child
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary.plugins.discovery import install_command
 
@@ -85,7 +85,7 @@ def _run(folder: Path, answer: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env=for_child(HF_HUB_OFFLINE="1"),
         timeout=_SECONDS,
         check=False,
     )
