@@ -21,7 +21,6 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 _TEMPLATE_JSON: Final = "chat_template.json"
 _GENERATION: Final = "generation_config.json"
 _CONFIG: Final = "config.json"
-_SPECIAL_MAP: Final = "special_tokens_map.json"
 _MAX_BYTES: Final = 16 << 20
 #: Name of the template among several that is used without asking for one.
 _DEFAULT: Final = "default"
@@ -154,15 +153,11 @@ def special_token_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def write_special_tokens(folder: Path, tokenizer: Tokenizer) -> None:
-    """Write the chat template, and the map of special tokens that older programs read."""
-    special = special_tokens(tokenizer)
-    if special.chat_template is not None:
-        (folder / TEMPLATE_FILE).write_text(special.chat_template, encoding="utf-8")
-    settings = special_token_settings(tokenizer)
-    texts = {role: text for role, text in settings.items() if isinstance(text, str)}
-    if texts:
-        (folder / _SPECIAL_MAP).write_text(json.dumps(texts, indent=2) + "\n", encoding="utf-8")
+def write_template(folder: Path, tokenizer: Tokenizer) -> None:
+    """Write the chat template, if there is one."""
+    template = special_tokens(tokenizer).chat_template
+    if template is not None:
+        (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
 def token_ids(special: SpecialTokens) -> dict[str, Any]:

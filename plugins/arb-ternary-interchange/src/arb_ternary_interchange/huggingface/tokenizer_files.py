@@ -17,7 +17,7 @@ from arb_ternary_interchange.huggingface.special_tokens import (
     adding_definition,
     special_token_settings,
     with_special_tokens,
-    write_special_tokens,
+    write_template,
 )
 from arb_ternary_interchange.huggingface.tokenizer_conversion import SAVE_AGAIN, convert_tokenizer
 from arb_ternary_interchange.huggingface.tokenizer_settings import (
@@ -123,7 +123,7 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
         settings = {f"{role}_token": text for role, text in model.roles().items()} | settings
     (folder / _DEFINITION).write_text(adding_definition(whole, definition), encoding="utf-8")
     (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    write_special_tokens(folder, whole)
+    write_template(folder, whole)
 
 
 def read_tokenizer(

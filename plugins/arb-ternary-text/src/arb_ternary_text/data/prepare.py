@@ -192,29 +192,6 @@ def read_index(folder: Path) -> Prepared:
     return found
 
 
-def check_segments(folder: Path) -> None:
-    """Read all tokens of a folder and compare them with their checksums.
-
-    Raises:
-        DataError: a segment has other bytes.
-    """
-    found = read_index(folder)
-    itemsize = np.dtype(found.dtype).itemsize
-    with (folder / TOKENS).open("rb") as file:
-        for number, segment in enumerate(found.segments):
-            hasher = hashlib.sha256()
-            left = segment.tokens * itemsize
-            while left:
-                content = file.read(min(left, 1 << 20))
-                hasher.update(content)
-                left -= len(content)
-            if hasher.hexdigest() != segment.sha256:
-                raise DataError(
-                    f"{folder / TOKENS}: segment {number} has other bytes than were written",
-                    "Delete the folder and prepare it again.",
-                )
-
-
 # --- segments
 
 

@@ -480,11 +480,6 @@ class DecoderConfig:
         return self.rotary_dim or self.geo_dim or 0
 
     @property
-    def kv_features(self) -> int:
-        """Numbers that a cache holds per token: keys and values of all layers."""
-        return self.layers * self.key_heads * (self.key_features + self.value_features)
-
-    @property
     def hidden(self) -> int:
         """Hidden features of a feed-forward layer."""
         if self.feed_forward is not None:
