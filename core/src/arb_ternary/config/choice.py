@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from arb_ternary.specs import (
     DataSpec,
@@ -49,6 +50,13 @@ class Choice(Generic[S]):
         if isinstance(spec, type) and issubclass(spec, Spec):
             return choice_of(spec)
         return cls
+
+    def with_option(self, path: Sequence[int | str], value: Any) -> Self:
+        """Return a copy with another value of the option at ``path``, through components inside."""
+        name = str(path[0])
+        if len(path) > 1:
+            value = getattr(self.options, name).with_option(path[1:], value)
+        return evolve(self, options=evolve(self.options, **{name: value}))
 
     def build(self, *args: Any) -> Any:
         """Call the factory as ``factory(options, *args)``.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import attrs
 from attrs import field, frozen
@@ -87,7 +87,7 @@ def resolve_auto_rate(
         plan = training_plan(config)
         rate = load_target(f"optimizer {choice.name!r}:", str(choice.spec.auto_rate))(plan)
         why = str(plan)
-    resolved = attrs.evolve(config, optimizer=_with_rate(config.optimizer, path, rate))
+    resolved = attrs.evolve(config, optimizer=config.optimizer.with_option(path, rate))
     return ResolvedConfig(resolved, {name: rate}, (f"{name}: auto is {rate:g}: {why}",))
 
 
@@ -208,12 +208,3 @@ def _auto_rate(choice: OptimizerChoice, path: Path) -> tuple[Path, OptimizerChoi
                 if found[1] is not None:
                     return found
     return path, None
-
-
-def _with_rate(choice: OptimizerChoice, path: Path, rate: float) -> OptimizerChoice:
-    """Return an optimizer with the rate at ``path``."""
-    name = str(path[0])
-    value: Any = rate
-    if len(path) > 1:
-        value = _with_rate(getattr(choice.options, name), path[1:], rate)
-    return attrs.evolve(choice, options=attrs.evolve(choice.options, **{name: value}))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from attrs import evolve
 from torch import nn
 
 from arb_ternary.backends.select import use_backend
@@ -119,13 +118,13 @@ def estimate_model(choice: Choice[ModelSpec], vocabulary_size: int) -> tuple[int
     }
     shallow = choice
     for path in depths:
-        shallow = _with_option(shallow, path, 1)
+        shallow = shallow.with_option(path, 1)
     first = _counted(shallow, vocabulary_size)
     if first is None:
         return None
     parameters, nbytes = first
     for path, number in depths.items():
-        deeper = _counted(_with_option(shallow, path, 2), vocabulary_size)
+        deeper = _counted(shallow.with_option(path, 2), vocabulary_size)
         if deeper is None:
             return None
         parameters += (number - 1) * (deeper[0] - first[0])
@@ -182,12 +181,3 @@ def _largest(value: Any) -> int:
     """Return the largest whole number in a value that is a number or a list; 0 if it has none."""
     numbers = value if isinstance(value, list | tuple) else (value,)
     return max((number for number in numbers if type(number) is int), default=0)
-
-
-def _with_option(choice: Choice[Any], path: ConfigPath, value: int) -> Choice[Any]:
-    """Return ``choice`` with another value of an option, which may be in a component inside."""
-    name = str(path[0])
-    changed: Any = value
-    if len(path) > 1:
-        changed = _with_option(getattr(choice.options, name), path[1:], value)
-    return evolve(choice, options=evolve(choice.options, **{name: changed}))
