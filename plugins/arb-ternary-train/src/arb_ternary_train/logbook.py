@@ -9,7 +9,7 @@ from typing import Any, Final
 from attrs import define, field
 
 from arb_ternary_train.metrics import MetricsWriter, NoMetrics
-from arb_ternary_train.progress import Reporter
+from arb_ternary_train.progress import Silent
 
 #: Number of micro-batches over which the displayed speed is averaged.
 _WINDOW: Final = 50
@@ -31,7 +31,7 @@ class Logbook:
     """
 
     metrics: MetricsWriter | NoMetrics
-    reporter: Reporter
+    reporter: Silent
     noun: str = "token"
     train_tokens: int = 0
     train_seconds: float = 0.0

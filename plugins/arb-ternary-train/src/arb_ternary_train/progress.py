@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 from attrs import define, field
 
@@ -87,47 +87,28 @@ class LogFile:
         self._file.close()
 
 
-class Reporter(Protocol):
-    """Shows a person how the run proceeds."""
-
-    def start(self, title: str, total: int, done: int) -> None:
-        """Show that a phase begins, or continues, at step ``done`` of ``total``."""
-        ...
-
-    def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
-        """Show a step; ``log`` asks for a line that stays."""
-        ...
-
-    def evaluating(self, batches: int) -> None:
-        """Show the number of ``batches`` that an evaluation has done."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line that stays: an evaluation, a checkpoint, a skipped batch, a warning."""
-        ...
-
-    def stop(self) -> None:
-        """Show that the phase is over."""
-        ...
-
-
 @define
 class Silent:
-    """Shows nothing on the screen; notes and logged steps still reach the log file."""
+    """Shows nothing on the screen; notes and logged steps still reach the log file.
+
+    Subclasses show a person how the run proceeds.
+    """
 
     log_file: LogFile | None = None
     _shown: float = field(default=0.0, init=False)
 
     def start(self, title: str, total: int, done: int) -> None:
+        """Show that a phase begins, or continues, at step ``done`` of ``total``."""
         if self.log_file is not None:
             self.log_file.line(f"{title}: step {done} of {total}")
 
     def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
+        """Show a step; ``log`` asks for a line that stays."""
         if log and self.log_file is not None:
             self.log_file.line(f"step {done}  {describe(metrics)}")
 
     def evaluating(self, batches: int) -> None:
-        """No-op: the result is a note."""
+        """Show the number of ``batches`` that an evaluation has done."""
 
     def _is_long(self, batches: int) -> bool:
         """Return whether another line on an evaluation is due."""
@@ -138,11 +119,12 @@ class Silent:
         return due
 
     def note(self, text: str) -> None:
+        """Show a line that stays: an evaluation, a checkpoint, a skipped batch, a warning."""
         if self.log_file is not None:
             self.log_file.line(text)
 
     def stop(self) -> None:
-        """No-op: nothing is open."""
+        """Show that the phase is over."""
 
 
 @define
@@ -258,7 +240,7 @@ class RichReporter(Silent):
         self._progress = None
 
 
-def make_reporter(log_file: LogFile | None = None, stream: TextIO | None = None) -> Reporter:
+def make_reporter(log_file: LogFile | None = None, stream: TextIO | None = None) -> Silent:
     """Return a progress bar if ``stream`` (standard error) is a terminal, else plain lines."""
     stream = sys.stderr if stream is None else stream
     return RichReporter(log_file) if stream.isatty() else PlainReporter(log_file, stream)

@@ -40,7 +40,7 @@ from arb_ternary_train.metrics import MetricsWriter, NoMetrics
 from arb_ternary_train.model_state import load_weights, run_of
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.precision import resolve_device
-from arb_ternary_train.progress import LogFile, Reporter, Silent, make_reporter
+from arb_ternary_train.progress import LogFile, Silent, make_reporter
 from arb_ternary_train.protocols import Check, CheckResult
 from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.resume import (
@@ -88,7 +88,7 @@ class RunRequest:
     init_from: Path | None = None
     init_skip: tuple[str, ...] = ()
     backend: str | None = None
-    reporter: Callable[[LogFile], Reporter] = make_reporter
+    reporter: Callable[[LogFile], Silent] = make_reporter
     faults: Callable[[str], None] = no_fault
     world: World | None = None
 
