@@ -231,7 +231,29 @@ class LoopOptions:
 
     def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """Yield the options that do not go with ``run``; see ``Planned``."""
-        return validate_loop_options(self, run, planned)
+        if self.lr is not None:
+            yield from _second_rates(run.optimizer, self.lr)
+        if self.grad_clip is not None and getattr(run.optimizer.options, "defers", False):
+            yield (
+                "grad_clip",
+                f"{run.optimizer.name!r} decides over sums of several gradients, and clipping "
+                "would act on a partial sum",
+            )
+        yield from _number_formats(self, run, planned)
+
+        model = run.model.options
+        longest: Any = getattr(model, "max_length", None)
+        limited = longest is not None and getattr(model, "sliding_window", None) is None
+        if limited and _has_block_size(self, run, planned) and self.block_size > longest:
+            yield (
+                "block_size",
+                f"{self.block_size} exceeds the context of the model: max_length is {longest}",
+            )
+        if self.preserve_state and getattr(model, "causal", True) is False:
+            yield (
+                "preserve_state",
+                "the model is not causal, and keeps nothing of earlier batches; set causal to true",
+            )
 
 
 @frozen(kw_only=True)
@@ -292,43 +314,8 @@ def loop_option(name: str, default: Any = attrs.NOTHING, help: str = "") -> Any:
     )
 
 
-def validate_loop_options(
-    options: Any, run: RunConfig, planned: Planned | None
-) -> Iterator[tuple[str, str]]:
-    """Yield the options that do not go with ``run``, each with the reason.
-
-    Args:
-        options: options of a phase that has those of :class:`LoopOptions`, or some of them.
-        run: the run.
-        planned: what the run trains; None if it is not known.
-    """
-    if options.lr is not None:
-        yield from _second_rates(run.optimizer, options.lr)
-    if options.grad_clip is not None and getattr(run.optimizer.options, "defers", False):
-        yield (
-            "grad_clip",
-            f"{run.optimizer.name!r} decides over sums of several gradients, and clipping would "
-            "act on a partial sum",
-        )
-    yield from _number_formats(options, run, planned)
-
-    model = run.model.options
-    longest = getattr(model, "max_length", None)
-    limited = longest is not None and getattr(model, "sliding_window", None) is None
-    if limited and _has_block_size(options, run, planned) and options.block_size > longest:
-        yield (
-            "block_size",
-            f"{options.block_size} exceeds the context of the model: max_length is {longest}",
-        )
-    if getattr(options, "preserve_state", False) and getattr(model, "causal", True) is False:
-        yield (
-            "preserve_state",
-            "the model is not causal, and keeps nothing of earlier batches; set causal to true",
-        )
-
-
 def _number_formats(
-    options: Any, run: RunConfig, planned: Planned | None
+    options: LoopOptions, run: RunConfig, planned: Planned | None
 ) -> Iterator[tuple[str, str]]:
     """Yield the number formats that device or model do not support."""
     if options.use_amp and options.amp_dtype == "float16":
@@ -344,7 +331,7 @@ def _number_formats(
                 "float16 scales the loss, and votes are cast before a step can be rejected; use "
                 "bfloat16",
             )
-    if getattr(options, "dtype", "float32") == "float16" and run.device == "cpu":
+    if options.dtype == "float16" and run.device == "cpu":
         yield "dtype", "float16 training does not work on cpu; use bfloat16 or float32"
 
 
