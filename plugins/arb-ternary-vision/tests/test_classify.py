@@ -21,10 +21,11 @@ from arb_ternary.protocols.data import Batch
 from arb_ternary_testing.component import make_choice
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loading import load_config
+from arb_ternary_train.plot import save_figure
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_vision.cli.images import read_images
-from arb_ternary_vision.figures import draw_confusion, draw_sheet, save_figure, to_bytes
+from arb_ternary_vision.figures import draw_confusion, draw_sheet, to_bytes
 from arb_ternary_vision.predictions import Predictions, class_names, classify_batches
 
 CONFIG = """

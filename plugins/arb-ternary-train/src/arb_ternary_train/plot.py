@@ -11,6 +11,7 @@ from attrs import frozen
 
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.durable import replacing
 from arb_ternary_train.metrics import metric_names, read_metrics
 
 #: Categorical colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
@@ -110,26 +111,21 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
     names = " and ".join(each.name for each in curves)
     title = names if len(runs) < 3 else f"{len(runs)} runs"
     figure.axes[0].set_title(title, fontsize=11)
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(destination)
-    except (OSError, ValueError) as error:
-        raise ArbError(f"{destination}: the figure cannot be written: {error}") from error
+    save_figure(figure, destination)
 
 
 def draw_curves(
     curves: Sequence[RunCurves], metric: str, size: tuple[float, float] = (8.0, 5.0)
 ) -> Any:
     """Return the figure of :func:`plot_runs`, ``size`` in inches, without a title."""
-    # The object interface draws without a display and without global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(*size)
     if any(count != 1 for each in curves for _, count in each.draws):
         axes, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        _draw_draws(lower, curves)
+        for each in curves:
+            if each.draws:
+                _draw_steps(lower, each.draws, each.colour)
+        lower.set_ylabel("draws per step")
+        lower.set_ylim(bottom=0)
     else:
         axes = lower = figure.add_subplot()
 
@@ -156,6 +152,31 @@ def draw_curves(
         each_axes.spines[["top", "right"]].set_visible(False)
     axes.legend(edgecolor="none", framealpha=0.9, fontsize=9)
     return figure
+
+
+def new_figure(width: float, height: float, dpi: int = 150) -> Any:
+    """Return an empty figure of matplotlib, its size in inches."""
+    # The object interface draws without a display and without global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write ``figure`` to ``path``, whole or not at all; the suffix chooses PNG, SVG or PDF.
+
+    Raises:
+        ArbError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=path.suffix.removeprefix(".") or "png")
+    except (OSError, ValueError) as error:
+        raise ArbError(f"{path}: the figure cannot be written: {error}") from error
 
 
 # --- reading
@@ -252,11 +273,7 @@ def _draw_curves(axes: Any, curves: RunCurves, several: bool) -> None:
     name = curves.name
     colour = curves.colour
     if curves.train:
-        steps, values = zip(*curves.train, strict=True)
-        line = smoothed(values, len(values) // 80)
-        axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
-        label = name if several else "training"
-        axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
+        _draw_steps(axes, curves.train, colour, name if several else "training")
     if curves.validation:
         steps, values = zip(*curves.validation, strict=True)
         axes.plot(
@@ -282,16 +299,12 @@ def _highest(curves: Sequence[RunCurves], baselines: Mapping[str, float]) -> flo
     return max(values)
 
 
-def _draw_draws(axes: Any, curves: Sequence[RunCurves]) -> None:
-    """Draw micro-batches per step of each run: thin every step, thick smoothed."""
-    with_steps = [each.draws for each in curves if each.draws]
-    for index, points in enumerate(with_steps):
-        colour = _COLOURS[index % len(_COLOURS)]
-        steps, counts = zip(*points, strict=True)
-        axes.plot(steps, counts, color=colour, linewidth=0.6, alpha=0.3)
-        axes.plot(steps, smoothed(counts, len(counts) // 80), color=colour, linewidth=1.6)
-    axes.set_ylabel("draws per step")
-    axes.set_ylim(bottom=0)
+def _draw_steps(axes: Any, points: Points, colour: str, label: str | None = None) -> None:
+    """Draw a number of each step: thin as it is, thick smoothed."""
+    steps, values = zip(*points, strict=True)
+    axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
+    line = smoothed(values, len(values) // 80)
+    axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
 
 
 def _draw_baselines(axes: Any, baselines: Mapping[str, float]) -> None:

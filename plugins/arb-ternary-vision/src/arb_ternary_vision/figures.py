@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from arb_ternary.errors import ArbError
-from arb_ternary_train.durable import replacing
+from arb_ternary_train.plot import new_figure
 
 #: Most classes for which each cell shows its number.
 _MAX_NUMBERS: Final = 25
@@ -35,7 +33,7 @@ def draw_confusion(counts: NDArray[np.int64], classes: Sequence[str], title: str
     totals = counts.sum(axis=1)
     shares = counts / np.maximum(totals, 1)[:, None]
     side = min(12.0, 2.4 + 0.42 * size)
-    figure = _figure(side + 0.6, side)
+    figure: Figure = new_figure(side + 0.6, side, dpi=110)
     axes = figure.add_subplot()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if size <= _MAX_NUMBERS:
@@ -90,7 +88,7 @@ def draw_sheet(
     """
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
-    figure = _figure(0.3 + 0.85 * columns, 0.5 + 1.1 * rows)
+    figure: Figure = new_figure(0.3 + 0.85 * columns, 0.5 + 1.1 * rows, dpi=110)
     cells = zip(images, captions, correct, strict=True)
     for number, (image, caption, right) in enumerate(cells, 1):
         axes = figure.add_subplot(rows, columns, number)
@@ -114,24 +112,3 @@ def to_bytes(image: NDArray[np.float32]) -> NDArray[np.uint8]:
             f"(red, green and blue)"
         )
     return pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write ``figure`` to ``path``, whole or not at all; the suffix chooses PNG, SVG or PDF.
-
-    Raises:
-        ArbError: the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format=path.suffix.removeprefix(".") or "png")
-    except (OSError, ValueError) as error:
-        raise ArbError(f"{path}: the figure cannot be written: {error}") from error
-
-
-def _figure(width: float, height: float) -> Figure:
-    # The object interface draws without a display and without global state.
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

@@ -48,7 +48,8 @@ class ConfusionMatrix:
     def _draw(self, context: TrainingContext) -> None:
         # Imported here, because a config is read without torch and without matplotlib.
         from arb_ternary_train.capabilities import attachments
-        from arb_ternary_vision.figures import draw_confusion, save_figure
+        from arb_ternary_train.plot import save_figure
+        from arb_ternary_vision.figures import draw_confusion
         from arb_ternary_vision.predictions import class_names, classify_batches
 
         data = context.data

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from arb_ternary_train.plot import draw_curves
+from arb_ternary_train.plot import draw_curves, new_figure
 from arb_ternary_train.report_page.tables import Table
 from arb_ternary_upcycle.report.contents import Contents
 
@@ -61,12 +61,7 @@ def draw_figures(contents: Contents) -> dict[str, Any]:
 
 
 def _canvas(width: float, height: float, columns: int = 1) -> tuple[Any, list[Any]]:
-    # The object interface draws without a display and without global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height, dpi=160)
     panels = list(np.atleast_1d(figure.subplots(1, columns)).flatten())
     for axes in panels:
         axes.grid(color="0.92", linewidth=0.8)

@@ -103,7 +103,8 @@ def write_sheet(
     output: Path, images: Tensor, captions: Sequence[str], correct: Sequence[bool | None]
 ) -> None:
     """Draw images ``[N, C, H, W]`` with their captions into a file, and print its name."""
-    from arb_ternary_vision.figures import draw_sheet, save_figure
+    from arb_ternary_train.plot import save_figure
+    from arb_ternary_vision.figures import draw_sheet
 
     title = f"predictions for {len(captions)} images"
     save_figure(draw_sheet(images.numpy(), captions, correct, title), output)
