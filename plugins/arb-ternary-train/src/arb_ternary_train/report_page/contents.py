@@ -76,8 +76,8 @@ def make_sections(runs: Sequence[ReportedRun]) -> list[Section]:
     Raises:
         ArbError: a file of a run is damaged.
     """
-    sections = [
-        Section("Runs", tables=[_overview(runs)]) if len(runs) > 1 else None,
+    return [
+        Section("Runs", tables=[_overview(runs)] if len(runs) > 1 else []),
         _curves(runs),
         Section("Tasks", tables=[tasks_table(runs)]),
         Section("Checks", tables=[_checks(runs)]),
@@ -85,7 +85,6 @@ def make_sections(runs: Sequence[ReportedRun]) -> list[Section]:
         _flips(runs),
         _samples(runs),
     ]
-    return [section for section in sections if section is not None]
 
 
 def make_closing_sections(runs: Sequence[ReportedRun]) -> list[Section]:
@@ -234,66 +233,67 @@ def _checks(runs: Sequence[ReportedRun]) -> Table:
 
 
 def _audit(runs: Sequence[ReportedRun]) -> Section:
-    """Return elements and bytes by kind of tensor."""
-    several = len(runs) > 1
-    columns = [Column("what", "what", "text")]
-    rows: dict[str, dict[str, Any]] = {}
-    totals = []
-    for number, run in enumerate(runs):
-        if run.audit is None:
-            continue
+    """Return elements and bytes by kind of tensor, a table for each run."""
+    columns = (
+        Column("what", "what", "text"),
+        Column("elements", "elements", "count"),
+        Column("bytes", "bytes", "count"),
+    )
+    title = "What the model stores"
+    tables = []
+    for run in runs:
         audit = run.audit
-        of_run = f", {run.name}" if several else ""
-        columns.append(Column(f"elements-{number}", f"elements{of_run}", "count"))
-        columns.append(Column(f"bytes-{number}", f"bytes{of_run}", "count"))
-        counted: list[tuple[str, int | None, int]] = [
-            *((kind.what, kind.elements, kind.nbytes) for kind in audit.rows if kind.elements),
-            ("optimizer state", None, audit.optimizer_bytes),
-            ("total persistent state", audit.parameters, audit.state_bytes),
-        ]
-        for what, elements, size in counted:
-            row = rows.setdefault(what, {"what": what})
-            row[f"elements-{number}"] = elements
-            row[f"bytes-{number}"] = size
-        name = f"{run.name}: " if several else ""
-        purity = "pure ternary" if audit.pure else f"{audit.float_parameters:,} float parameters"
-        totals.append(f"{name}{audit.state_bits_per_parameter:.3f} bits per parameter, {purity}.")
-    # A kind that another run has comes after the kinds of this one, and the total comes last.
-    ordered = sorted(rows.values(), key=lambda row: row["what"].startswith("total"))
-    table = Table("audit", "What the model stores", "", columns, ordered)
-    return Section("What the model stores", " ".join(totals), tables=[table])
-
-
-def _flips(runs: Sequence[ReportedRun]) -> Section | None:
-    """Return the flips of each layer between checkpoints; None if no run kept two."""
-    found = [(run, read_layer_flips(run.directory)) for run in runs]
-    columns = [Column("layer", "layer", "text"), Column("weights", "weights", "count")]
-    rows: dict[str, dict[str, Any]] = {}
-    spans = []
-    for number, (run, flips) in enumerate(found):
-        if flips is None or not flips.flips:
+        if audit is None:
             continue
-        of_run = f", {run.name}" if len(runs) > 1 else ""
-        of_span = f"{run.name}: " if len(runs) > 1 else ""
-        spans.append(f"{of_span}{flips.first:,} to {flips.last:,}")
-        columns.append(Column(f"flips-{number}", f"trits changed{of_run}", "count"))
-        columns.append(Column(f"share-{number}", f"share{of_run}", "bar"))
-        for layer, count in flips.flips.items():
-            row = rows.setdefault(layer, {"layer": layer})
-            row[f"flips-{number}"] = count
-            weights = flips.weights.get(layer)
+        rows: list[dict[str, Any]] = [
+            {"what": kind.what, "elements": kind.elements, "bytes": kind.nbytes}
+            for kind in audit.rows
+            if kind.elements
+        ]
+        rows += [
+            {"what": "optimizer state", "bytes": audit.optimizer_bytes},
+            {
+                "what": "total persistent state",
+                "elements": audit.parameters,
+                "bytes": audit.state_bytes,
+            },
+        ]
+        purity = "pure ternary" if audit.pure else f"{audit.float_parameters:,} float parameters"
+        note = f"{audit.state_bits_per_parameter:.3f} bits per parameter, {purity}."
+        heading = run.name if len(runs) > 1 else title
+        tables.append(Table("audit", heading, note, columns, rows))
+    return Section(title, tables=tables)
+
+
+def _flips(runs: Sequence[ReportedRun]) -> Section:
+    """Return the flips of each layer between checkpoints, a table for each run that kept two."""
+    columns = (
+        Column("layer", "layer", "text"),
+        Column("weights", "weights", "count"),
+        Column("flips", "trits changed", "count"),
+        Column("share", "share", "bar"),
+    )
+    title = "Flips per layer"
+    tables = []
+    for run in runs:
+        found = read_layer_flips(run.directory)
+        if found is None:
+            continue
+        rows = []
+        for layer in sorted(found.flips, key=_natural):
+            row: dict[str, Any] = {"layer": layer, "flips": found.flips[layer]}
+            weights = found.weights.get(layer)
             if weights:
                 row["weights"] = weights
-                row[f"share-{number}"] = count / weights
-    if not rows:
-        return None
-    ordered = sorted(rows.values(), key=lambda row: _natural(row["layer"]))
-    table = Table("flips", "Flips per layer", "", columns, ordered)
-    note = (
-        "Trits that differ between the oldest and the newest checkpoint that is kept (steps "
-        f"{'; '.join(spans)}). A trit that flipped back is not counted."
-    )
-    return Section("Flips per layer", note, tables=[table])
+                row["share"] = found.flips[layer] / weights
+            rows.append(row)
+        note = (
+            "Trits that differ between the oldest and the newest checkpoint that is kept (steps "
+            f"{found.first:,} to {found.last:,}). A trit that flipped back is not counted."
+        )
+        heading = run.name if len(runs) > 1 else title
+        tables.append(Table("flips", heading, note, columns, rows))
+    return Section(title, tables=tables)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -336,45 +336,50 @@ def _sample(file: Path, title: str) -> Attachment:
 
 def _differences(runs: Sequence[ReportedRun]) -> Table:
     """Return the options in which configs differ."""
-    rows: dict[str, dict[str, str]] = {}
-    for number, run in enumerate(runs):
+    options = []
+    for run in runs:
         document = read_yaml(run.config, str(run.directory.config_file))
+        written = {}
         for path, value in leaves(document.data):
             if path[-1:] != ("given",):
-                key = ".".join(map(str, path))
-                rows.setdefault(key, {"key": key})[str(number)] = dump_inline(value)
-    columns = [Column(str(number), run.name, "long") for number, run in enumerate(runs)]
-    differing = [row for row in rows.values() if len({row.get(each.key) for each in columns}) > 1]
-    return Table(
-        "options", "Options that differ", "", (Column("key", "option", "text"), *columns), differing
-    )
+                written[".".join(map(str, path))] = dump_inline(value)
+        options.append(written)
+    table = _by_run("options", "Options that differ", runs, options)
+    differing = [row for row in table.rows if len({row[str(n)] for n in range(len(runs))}) > 1]
+    return evolve(table, rows=differing)
 
 
 def _machine(runs: Sequence[ReportedRun]) -> Table:
-    rows: dict[str, dict[str, str]] = {}
-    for number, run in enumerate(runs):
+    facts = []
+    for run in runs:
         record = run.record
-        facts = {
+        known = {
             "processor": record.get("processor"),
             "device": record.get("device"),
             "threads": record["threads"].get("last"),
             "backend": record["backend"]["name"],
             **record["versions"],
         }
-        for key, value in facts.items():
-            text = "not recorded" if value is None else str(value)
-            rows.setdefault(key, {"key": key})[str(number)] = text
-    columns = [
-        Column(str(number), run.name if len(runs) > 1 else "", "text")
-        for number, run in enumerate(runs)
-    ]
-    return Table(
-        "machine",
-        "Machine and versions",
-        "",
-        (Column("key", "", "text"), *columns),
-        list(rows.values()),
-    )
+        texts = {}
+        for key, value in known.items():
+            texts[key] = "not recorded" if value is None else str(value)
+        facts.append(texts)
+    return _by_run("machine", "Machine and versions", runs, facts)
+
+
+def _by_run(
+    name: str, title: str, runs: Sequence[ReportedRun], texts: Sequence[Mapping[str, str]]
+) -> Table:
+    """Return a table with a row for each key of ``texts``, and a column for each run."""
+    columns = [Column("key", "", "text")]
+    for number, run in enumerate(runs):
+        columns.append(Column(str(number), run.name if len(runs) > 1 else "", "long"))
+    rows = []
+    for key in dict.fromkeys(key for each in texts for key in each):
+        row = {"key": key}
+        row |= {str(number): each.get(key, "-") for number, each in enumerate(texts)}
+        rows.append(row)
+    return Table(name, title, "", columns, rows)
 
 
 def _repeat(runs: Sequence[ReportedRun]) -> Section:
