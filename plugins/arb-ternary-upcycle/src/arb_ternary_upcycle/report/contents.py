@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.metrics import metric_names, read_metrics
 from arb_ternary_train.plot import RunCurves, read_curves
 from arb_ternary_train.report_page.tables import Column, Table
 from arb_ternary_upcycle.stages import lineage
@@ -199,7 +199,7 @@ def gather(run: Path) -> Contents:
     curves = [
         read_curves(RunDirectory(each), records[each], 0, "loss")
         for each in reversed(runs)
-        if any(record.get("event") == "train" for record in records[each])
+        if "loss" in metric_names(records[each])
     ]
     return Contents(
         name=str(record["name"]),
