@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from attrs import asdict
@@ -59,29 +59,9 @@ class ScaledVotes(NormalisedVotes):
 
     Args:
         modules: ternary modules by qualified name.
-        lr: rate, in trits per step for a gradient of one standard deviation.
-        clip: largest normalised gradient of proportional votes.
-        tail: whether votes are cast only if the gradient is in the tail of its distribution; None:
-            if accumulators have 4 bits and gradients are float, without ``vote_levels``.
-        vote_levels: 3 casts votes of -1, 0 and 1 in a unit as large as the clip, whose sum over a
-            step becomes quanta (:mod:`arb_ternary_votes.levels`); None casts quanta.
-        carry: whether a flip keeps what exceeds the cell.
-        leak: share of an accumulator that decays per step, times the rate.
-        leak_every: updates from one decay to the next, which takes as many shares, but no more than
-            the whole accumulator.
-        spread: whether accumulators that are all 0 begin anywhere in their cells
-            (:func:`spread_votes`).
-        orthogonal: whether votes of linears, except one called ``head``, are cast from a gradient
-            that is half orthogonalised (:mod:`arb_ternary_votes.orthogonal`). They are cast by
-            factors, also with int8 gradients.
-        spectral_clip: whether they are cast from a gradient whose largest singular values are cut
-            to the least of them (:mod:`arb_ternary_votes.spectral_clip`), which takes less time in
-            wide layers.
-        magnitude_decay: decay of the running magnitudes.
-        cell: quanta per trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's
-            ``accum_threshold``.
-        exponent_rate: rate of the exponents, if they learn.
-        band: how far exponents may move from their origin.
+        options: see :class:`~arb_ternary_votes.config.ScaledVotesConfig`. By default votes of the
+            tail are cast if accumulators have 4 bits and gradients are float, without
+            ``vote_levels``.
 
     Raises:
         ValueError: the cell is larger than a module's accumulators can hold; votes of the tail are
@@ -89,65 +69,33 @@ class ScaledVotes(NormalisedVotes):
             ``leak_every`` is given without a leak; or both ``orthogonal`` and ``spectral_clip``.
     """
 
-    def __init__(
-        self,
-        modules: Mapping[str, TernaryModule],
-        *,
-        lr: float = 0.1,
-        clip: float = 2.5,
-        tail: bool | None = None,
-        vote_levels: Literal[3] | None = None,
-        carry: bool = True,
-        leak: float = 0.02,
-        leak_every: int = 1,
-        spread: bool = False,
-        orthogonal: bool = False,
-        spectral_clip: bool = False,
-        magnitude_decay: float = 0.98,
-        cell: int | None = None,
-        exponent_rate: float = 0.05,
-        band: int = 2,
-    ) -> None:
-        config = ScaledVotesConfig(
-            lr=lr,
-            clip=clip,
-            tail=tail,
-            vote_levels=vote_levels,
-            carry=carry,
-            leak=leak,
-            leak_every=leak_every,
-            spread=spread,
-            orthogonal=orthogonal,
-            spectral_clip=spectral_clip,
-            magnitude_decay=magnitude_decay,
-            cell=cell,
-            exponent_rate=exponent_rate,
-            band=band,
-        )
-        if tail and vote_levels:
+    def __init__(self, modules: Mapping[str, TernaryModule], **options: Any) -> None:
+        config = ScaledVotesConfig(**options)
+        if config.tail and config.vote_levels:
             raise ValueError(
                 "tail: true does not go with vote_levels: votes of the tail are one quantum each"
             )
-        if orthogonal and spectral_clip:
+        if config.orthogonal and config.spectral_clip:
             raise ValueError(
                 "orthogonal and spectral_clip both choose what votes are cast from; leave one of "
                 "them out"
             )
-        if leak_every != 1 and not leak:
+        if config.leak_every != 1 and not config.leak:
             raise ValueError(
-                f"leak_every: {leak_every} has no effect with leak: 0, with which nothing decays"
+                f"leak_every: {config.leak_every} has no effect with leak: 0, with which nothing "
+                f"decays"
             )
         for name, module in modules.items():
             _check_module(config, name, module)
-        self.sums_votes = vote_levels is not None
+        self.sums_votes = config.vote_levels is not None
         self._gradient_transform = _transform_of(config)
 
         # These options are not settings of a group: they are fixed when the optimizer is made.
         of_modules = ("vote_levels", "spread", "orthogonal", "spectral_clip")
-        options = {name: value for name, value in asdict(config).items() if name not in of_modules}
-        super().__init__(modules, {**options, "base_lr": lr})
+        settings = {name: value for name, value in asdict(config).items() if name not in of_modules}
+        super().__init__(modules, {**settings, "base_lr": config.lr})
 
-        if spread:
+        if config.spread:
             for group, members in zip(self.param_groups, self._modules, strict=True):
                 for module in members:
                     spread_votes(module, _cell(group, module))

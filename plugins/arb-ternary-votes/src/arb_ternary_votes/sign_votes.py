@@ -55,14 +55,9 @@ class SignVotes(TernaryOptimizer):
 
     Args:
         modules: ternary modules by qualified name.
-        lr: rate; the effective threshold is ``clamp(ceil(accum_threshold / lr), 1, 127)``, and with
-            ``lr = 0`` votes are kept but nothing flips.
-        accum_threshold: votes that flip a trit; None takes each module's own. With accumulators of
-            4 or 2 bits it is 7 or 1 at most, and so is the effective threshold.
-        e_accum_threshold: votes that move an exponent; None takes each module's own.
-        band: how far exponents may move from their origin.
-        leak: every this many updates the accumulators move one unit towards zero; 0 is never.
-        gain: strength of the loss signal; 0 ignores it.
+        options: see :class:`~arb_ternary_votes.config.SignVotesConfig`. The effective threshold is
+            ``clamp(ceil(accum_threshold / lr), 1, 127)``, and with ``lr = 0`` votes are kept but
+            nothing flips. With accumulators of 4 or 2 bits it is 7 or 1 at most.
 
     Raises:
         ConfigError: ``accum_threshold`` is beyond the accumulators of a module.
@@ -72,29 +67,13 @@ class SignVotes(TernaryOptimizer):
     #: Decay of the running mean that the loss signal is compared with.
     SIGNAL_DECAY = 0.99
 
-    def __init__(
-        self,
-        modules: Mapping[str, TernaryModule],
-        *,
-        lr: float = 1.0,
-        accum_threshold: int | None = None,
-        e_accum_threshold: int | None = None,
-        band: int = 2,
-        leak: int = 0,
-        gain: float = 0.0,
-    ) -> None:
-        config = SignVotesConfig(
-            lr=lr,
-            accum_threshold=accum_threshold,
-            e_accum_threshold=e_accum_threshold,
-            band=band,
-            leak=leak,
-            gain=gain,
-        )
+    def __init__(self, modules: Mapping[str, TernaryModule], **options: Any) -> None:
+        config = SignVotesConfig(**options)
+        threshold = config.accum_threshold
         for name, module in modules.items():
-            if accum_threshold is not None and accum_threshold > module.shape.largest_vote:
+            if threshold is not None and threshold > module.shape.largest_vote:
                 raise ConfigError(
-                    f"accum_threshold: {accum_threshold} is out of reach for the accumulators of "
+                    f"accum_threshold: {threshold} is out of reach for the accumulators of "
                     f"{name}, {module.shape.vote_bits} bits, which end at "
                     f"{module.shape.largest_vote}",
                     f"give at most {module.shape.largest_vote}, or leave it out for each module's "
