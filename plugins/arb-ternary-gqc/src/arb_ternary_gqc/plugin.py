@@ -23,7 +23,7 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
     return tuple(
         OptimizerSpec(
             name=f"gqc.{name}",
-            target=f"arb_ternary_gqc.build:build_{name}",
+            target="arb_ternary_gqc.build:build",
             config=f"arb_ternary_gqc.config:{name.upper()}Config",
             summary=summary,
             accepts=frozenset({"ternary", "float"}),
