@@ -111,9 +111,7 @@ def score_all(
         # The last id is predicted, and predicts nothing.
         ids = [*context, *continuation][-max_length - 1 :]
         first = len(ids) - len(continuation)
-        options = Options(
-            max_new_tokens=0, logprobs=1, prompt_logprobs=True, prompt_logprobs_from=first
-        )
+        options = Options(max_new_tokens=0, logprobs=1, prompt_logprobs_from=first)
         works.append(Work(ids, options))
     scores: dict[int, Score] = {}
 

@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import define, field, frozen
-
 from arb_ternary_serve.protocol import Request
 from arb_ternary_serve.sequence import Finish
 from arb_ternary_serve.text_stream import Part, Token, TokenNames
@@ -20,46 +18,20 @@ _LEAST = -9999.0
 Json = dict[str, Any]
 
 
-@frozen
-class Usage:
-    """Numbers of tokens of a request.
-
-    Attributes:
-        prompt: tokens of its prompts.
-        completion: tokens that were drawn for all its answers.
-    """
-
-    prompt: int
-    completion: int
-
-    def to_json(self) -> Json:
-        """Return the form of the API."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
+def usage(prompt: int, drawn: int) -> Json:
+    """Return the numbers of tokens of a request: of its prompts, and those drawn for it."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+    }
 
 
-@define
-class Collected:
-    """An answer that is being collected.
-
-    Attributes:
-        text: its text.
-        tokens: its tokens.
-        finish: why it has ended.
-    """
-
-    text: str = ""
-    tokens: list[Token] = field(factory=list)
-    finish: Finish | None = None
-
-    def add(self, part: Part) -> None:
-        """Add what was drawn."""
-        self.text += part.text
-        self.tokens += part.tokens
-        self.finish = part.finish
+def joined(parts: Sequence[Part]) -> Part:
+    """Return a whole answer."""
+    text = "".join(part.text for part in parts)
+    tokens = tuple(token for part in parts for token in part.tokens)
+    return Part(text, tokens, parts[-1].finish)
 
 
 class Form(ABC):
@@ -82,10 +54,10 @@ class Form(ABC):
         self._id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
-    def response(self, answers: Sequence[Collected], usage: Usage) -> Json:
+    def response(self, answers: Sequence[Part], used: Json) -> Json:
         """Return the whole response."""
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
-        return {**self._frame(self.whole), "choices": choices, "usage": usage.to_json()}
+        return {**self._frame(self.whole), "choices": choices, "usage": used}
 
     def beginning(self, index: int) -> list[Json]:
         """Return what a stream has before the first part of an answer."""
@@ -96,9 +68,9 @@ class Form(ABC):
         """Return a part of an answer of a stream."""
         return self._chunk([self._part_choice(index, part)])
 
-    def usage_chunk(self, usage: Usage) -> Json:
+    def usage_chunk(self, used: Json) -> Json:
         """Return the last chunk of a stream."""
-        return {**self._frame(self.piece), "choices": [], "usage": usage.to_json()}
+        return {**self._frame(self.piece), "choices": [], "usage": used}
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = {**self._frame(self.piece), "choices": choices}
@@ -109,8 +81,8 @@ class Form(ABC):
     def _frame(self, kind: str) -> Json:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
-    @abstractmethod
-    def _whole_choice(self, index: int, answer: Collected) -> Json: ...
+    def _whole_choice(self, index: int, answer: Part) -> Json:
+        return self._part_choice(index, answer)
 
     @abstractmethod
     def _part_choice(self, index: int, part: Part) -> Json: ...
@@ -123,17 +95,14 @@ class CompletionForm(Form):
     whole = "text_completion"
     piece = "text_completion"
 
-    def _whole_choice(self, index: int, answer: Collected) -> Json:
-        return self._choice(index, answer.text, answer.tokens, answer.finish)
-
     def _part_choice(self, index: int, part: Part) -> Json:
-        return self._choice(index, part.text, part.tokens, part.finish)
-
-    def _choice(
-        self, index: int, text: str, tokens: Sequence[Token], finish: Finish | None
-    ) -> Json:
-        logprobs = None if self._request.logprobs is None else self._logprobs(tokens)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        logprobs = None if self._request.logprobs is None else self._logprobs(part.tokens)
+        return {
+            "index": index,
+            "text": part.text,
+            "logprobs": logprobs,
+            "finish_reason": part.finish,
+        }
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json:
         return {
@@ -169,7 +138,7 @@ class ChatForm(Form):
         delta = {"role": "assistant", "content": ""}
         return [self._chunk([_chat_choice(index, "delta", delta, None, None)])]
 
-    def _whole_choice(self, index: int, answer: Collected) -> Json:
+    def _whole_choice(self, index: int, answer: Part) -> Json:
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         logprobs = self._logprobs(answer.tokens)
         return _chat_choice(index, "message", message, logprobs, answer.finish)

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from arb_ternary_serve.answers import Collected, Form, Usage, make_form
+from arb_ternary_serve.answers import Form, joined, make_form, usage
 from arb_ternary_serve.gate import Exchange, Gate, GateRules, Log
 from arb_ternary_serve.generation import Generation, read_prompts
 from arb_ternary_serve.metrics import Metrics
@@ -24,6 +24,7 @@ from arb_ternary_serve.page import page_routes
 from arb_ternary_serve.problems import RequestProblem, problem_response
 from arb_ternary_serve.protocol import Kind, Request, parse_request
 from arb_ternary_serve.streaming import EventStream, before_disconnect
+from arb_ternary_serve.text_stream import Part
 from arb_ternary_serve.worker import ModelWorker
 
 _ENDPOINTS: Final[Mapping[str, Kind]] = {
@@ -39,7 +40,7 @@ class Limits:
     Attributes:
         max_tokens: largest number of tokens of an answer.
         max_body: largest number of bytes of a body.
-        seconds: longest time of a request.
+        seconds: longest time of an answer, once its prompts are read.
         read_seconds: longest time in which a client may send a request.
     """
 
@@ -90,7 +91,6 @@ class Api:
         )
 
     async def _answer(self, http: HttpRequest) -> Response:
-        started = time.monotonic()
         exchange: Exchange = http.state.exchange
         content = await self._read_body(http)
         kind = _ENDPOINTS[http.url.path]
@@ -102,7 +102,7 @@ class Api:
         generation = Generation(request, prompts, worker, self._limits.max_tokens)
         exchange.prompt_tokens = generation.prompt_length
         form = make_form(request, worker.name, worker.token_names)
-        left = self._limits.seconds - (time.monotonic() - started)
+        seconds = self._limits.seconds
 
         def close() -> None:
             generation.cancel()
@@ -110,21 +110,20 @@ class Api:
 
         if request.stream:
             chunks = self._chunks(request, generation, form, exchange)
-            return EventStream(chunks, left, self._limits.seconds, close)
+            return EventStream(chunks, seconds, close)
         try:
-            return await before_disconnect(
-                http.receive, self._collect(generation, form, exchange), left, self._limits.seconds
-            )
+            work = self._collect(generation, form, exchange)
+            return await before_disconnect(http.receive, work, seconds)
         finally:
             close()
 
     async def _collect(self, generation: Generation, form: Form, exchange: Exchange) -> Response:
-        answers = [Collected() for _ in generation.answers]
+        answers: list[list[Part]] = [[] for _ in generation.answers]
         async for index, part in generation.parts():
             self._note_first(exchange)
-            answers[index].add(part)
-        usage = Usage(generation.prompt_length, generation.drawn)
-        return JSONResponse(form.response(answers, usage))
+            answers[index].append(part)
+        used = usage(generation.prompt_length, generation.drawn)
+        return JSONResponse(form.response(list(map(joined, answers)), used))
 
     async def _chunks(
         self, request: Request, generation: Generation, form: Form, exchange: Exchange
@@ -136,7 +135,7 @@ class Api:
             self._note_first(exchange)
             yield form.chunk(index, part)
         if request.include_usage:
-            yield form.usage_chunk(Usage(generation.prompt_length, generation.drawn))
+            yield form.usage_chunk(usage(generation.prompt_length, generation.drawn))
 
     def _note_first(self, exchange: Exchange) -> None:
         if exchange.first_token is None:

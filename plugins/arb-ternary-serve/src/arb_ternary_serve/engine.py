@@ -137,41 +137,48 @@ class Engine:
             drawn=self._drawn,
         )
 
-    def submit(self, ids: Iterable[int], options: Options | None = None) -> int:
+    def submit(self, ids: Iterable[int], options: Options) -> int:
         """Add a sequence to those that wait; return its handle.
 
         Args:
             ids: the prompt, at least one id.
-            options: how it is continued; None = the defaults.
+            options: how it is continued.
 
         Raises:
             UsageProblem: an option or an id is out of range, or the sequence would not fit into
                 the context or the cache even if it were alone.
         """
-        options = options or Options()
         prompt = list(ids)
-        budget = self.check(prompt, options)
+        self.check(prompt, options)
         self._last_handle += 1
-        self._waiting.append(SequenceState(self._last_handle, prompt, options, budget, len(prompt)))
+        self._waiting.append(SequenceState(self._last_handle, prompt, options, len(prompt)))
         return self._last_handle
 
-    def check(self, prompt: Sequence[int], options: Options) -> int:
-        """Return how many tokens :meth:`submit` would draw at most. Any thread may ask.
+    def check(self, prompt: Sequence[int], options: Options) -> None:
+        """Refuse what :meth:`submit` refuses. Any thread may ask.
 
         Raises:
             UsageProblem: as :meth:`submit` does.
         """
         options.check()
         check_ids(prompt, options.stop, self._model.vocabulary_size)
-        budget = self._budget(len(prompt), options)
-        needed = self._blocks_for(len(prompt) + budget)
+        wanted = options.max_new_tokens
+        context = self._model.max_length
+        # The last token that is drawn is not read.
+        room = context - len(prompt) + 1
+        if self._model.sliding_window is None and wanted > room:
+            raise UsageProblem(
+                f"the prompt has {len(prompt)} tokens, and the context {context}: there is room "
+                f"for {max(0, room)} new ones, not for {wanted}",
+                "Shorten the prompt, or ask for fewer tokens.",
+            )
+        needed = self._blocks_for(len(prompt) + wanted)
         if needed > self._pool.count:
             raise UsageProblem(
-                f"the prompt of {len(prompt)} tokens and {budget} new ones need {needed} blocks of "
+                f"the prompt of {len(prompt)} tokens and {wanted} new ones need {needed} blocks of "
                 f"keys and values, and there are {self._pool.count}",
                 "Ask for fewer tokens, or give the engine a larger cache.",
             )
-        return budget
 
     def room(self, prompt_length: int, wanted: int) -> int:
         """Return how many of ``wanted`` tokens fit after a prompt. Any thread may ask."""
@@ -184,21 +191,14 @@ class Engine:
             key=lambda new: self._blocks_for(prompt_length + new),
         )
 
-    def cancel(self, handle: int) -> bool:
-        """End a sequence: there are no more events of it.
-
-        Returns:
-            Whether it was there; False if it has ended, or never was.
-        """
+    def cancel(self, handle: int) -> None:
+        """End a sequence, if it has not ended: there are no more events of it."""
         running = self._running.get(handle)
         if running is not None:
             self._retire(running)
-            return True
-        for waiting in self._waiting:
+        for waiting in list(self._waiting):
             if waiting.handle == handle:
                 self._waiting.remove(waiting)
-                return True
-        return False
 
     @torch.no_grad()
     def step(self) -> list[Event]:
@@ -225,26 +225,6 @@ class Engine:
                 self._retire(sequence)
         return events
 
-    def _budget(self, prompt_length: int, options: Options) -> int:
-        wanted = options.max_new_tokens
-        if self._model.sliding_window is not None:
-            if wanted is None:
-                raise UsageProblem(
-                    "max_new_tokens: the model has a sliding window, and its texts no end",
-                    "Say how many tokens to draw.",
-                )
-            return wanted
-        context = self._model.max_length
-        # The last token that is drawn is not read.
-        room = context - prompt_length + 1
-        if room < (1 if wanted is None else wanted):
-            raise UsageProblem(
-                f"the prompt has {prompt_length} tokens, and the context {context}: there is room "
-                f"for {max(0, room)} new ones, not for {'any' if wanted is None else wanted}",
-                "Shorten the prompt, or ask for fewer tokens.",
-            )
-        return room if wanted is None else wanted
-
     def _blocks_for(self, length: int) -> int:
         # The last token that is drawn is not read.
         return -(-self._runner.positions(max(1, length - 1)) // self._pool.size)
@@ -259,7 +239,8 @@ class Engine:
                 passed.append(sequence)
                 continue
             self._pool.share(found)
-            missing = self._blocks_for(len(sequence.ids) + sequence.budget) - len(found)
+            length = len(sequence.ids) + sequence.options.max_new_tokens
+            missing = self._blocks_for(length) - len(found)
             if missing > self._pool.available:
                 self._pool.release(found)
                 self._waiting.appendleft(sequence)
@@ -313,11 +294,12 @@ class Engine:
         start = sequence.read
         stop = start + count
         wanted = 0
-        if count == sequence.unread and sequence.budget:
+        if count == sequence.unread and sequence.options.max_new_tokens:
             wanted = 1
-        if sequence.options.prompt_logprobs and start < sequence.prompt_length:
+        reported_from = sequence.options.prompt_logprobs_from
+        if reported_from is not None and start < sequence.prompt_length:
             # The token at a position is predicted at the one before it.
-            first = max(start, sequence.options.prompt_logprobs_from - 1)
+            first = max(start, reported_from - 1)
             wanted = max(wanted, stop - first)
         return Piece(sequence.seat, start, sequence.ids[start:stop], wanted)
 
@@ -325,7 +307,7 @@ class Engine:
         """Count ids as read, and make known the blocks that are full now."""
         if sequence.read < sequence.prompt_length:
             self._read += count
-            if sequence.options.prompt_logprobs:
+            if sequence.options.prompt_logprobs_from is not None:
                 self._report_prompt(sequence, sequence.read + count, logits_WV)
         sequence.read += count
         if not self._runner.shares_blocks:
@@ -348,12 +330,12 @@ class Engine:
     def _draw(self, sequence: SequenceState, logits_WV: Tensor) -> Event:
         drawn = len(sequence.ids) - sequence.prompt_length
         prompt_logprobs = None
-        if drawn == 0 and sequence.options.prompt_logprobs:
+        if drawn == 0 and sequence.options.prompt_logprobs_from is not None:
             prompt_logprobs = tuple(sequence.prompt_logprobs)
         token = None
         logprobs = None
         finished: Finish | None = "length"
-        if sequence.budget > 0:
+        if sequence.options.max_new_tokens > 0:
             token = sequence.draw(logits_WV[-1])
             logprobs = sequence.logprobs_of(token, logits_WV[-1])
             if token in sequence.options.stop:
@@ -362,7 +344,7 @@ class Engine:
             else:
                 sequence.ids.append(token)
                 self._drawn += 1
-                if drawn + 1 < sequence.budget:
+                if drawn + 1 < sequence.options.max_new_tokens:
                     finished = None
         return Event(sequence.handle, token, finished, logprobs, prompt_logprobs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import sys
@@ -63,17 +62,17 @@ class Exchange:
 
     def record(self) -> dict[str, Any]:
         """Return what is logged; contents are not."""
-        seconds = time.monotonic() - self.started
+        first = self.first_token
         return {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": _now(),
             "id": self.id,
             "endpoint": self.endpoint,
             "model": self.model,
             "status": self.status,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.drawn,
-            "seconds_to_first_token": _rounded(self.first_token),
-            "seconds": _rounded(seconds),
+            "seconds_to_first_token": None if first is None else round(first, 4),
+            "seconds": round(time.monotonic() - self.started, 4),
         }
 
 
@@ -108,14 +107,7 @@ class Gate:
         self._named_paths = named_paths
         self._metrics = metrics
         self._log = log
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self.stopping = False
-
-    async def until_idle(self) -> None:
-        """Wait until no request is being answered."""
-        await self._idle.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,14 +125,9 @@ class Gate:
                 MutableHeaders(scope=message)["x-request-id"] = exchange.id
             await send(message)
 
-        self._running += 1
-        self._idle.clear()
         try:
             await self._respond(scope, receive, noted)
         finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
             exchange.status = exchange.status or 500
             self._metrics.requests.labels(endpoint, str(exchange.status)).inc()
             self._log(exchange.record())
@@ -201,8 +188,8 @@ def _host_name(header: str) -> str:
     return header.partition(":")[0].lower()
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def log_failure(model: str, error: BaseException) -> None:
@@ -210,7 +197,7 @@ def log_failure(model: str, error: BaseException) -> None:
     places = [f"{place.name}:{place.lineno}" for place in traceback.extract_tb(error.__traceback__)]
     log_to_stderr(
         {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": _now(),
             "model": model,
             "error": f"{type(error).__name__}: {error}",
             "places": places,

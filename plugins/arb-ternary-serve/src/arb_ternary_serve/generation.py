@@ -180,5 +180,5 @@ class Generation:
             seed=seed,
             stop=self._worker.model.special.eos,
             logprobs=request.logprobs,
-            prompt_logprobs=request.echo and request.logprobs is not None,
+            prompt_logprobs_from=1 if request.echo and request.logprobs is not None else None,
         )

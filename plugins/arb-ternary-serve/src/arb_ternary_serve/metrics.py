@@ -66,6 +66,5 @@ class _Loads(Collector):
         for name, text in _COUNTERS.items():
             counter = CounterMetricFamily(f"arb_tokens_{name}", text, labels=["model"])
             for worker in self._workers:
-                loads = [*worker.past, worker.load]
-                counter.add_metric([worker.name], sum(getattr(load, name) for load in loads))
+                counter.add_metric([worker.name], getattr(worker.load, name))
             yield counter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from arb_ternary_serve import __version__
@@ -25,19 +24,6 @@ _ERROR: Final[Schema] = {
     },
     "required": ["error"],
 }
-_PROBLEMS: Final[Mapping[str, str]] = {
-    "400": "The request is wrong.",
-    "401": "A key is needed.",
-    "403": "The header Host names another machine.",
-    "404": "There is no such model.",
-    "408": "The body did not arrive in time.",
-    "413": "The body is too large.",
-    "415": "The body is not JSON.",
-    "429": "Too many answers wait.",
-    "500": "The model has failed.",
-    "503": "The server is about to stop.",
-    "504": "The answer took too long.",
-}
 
 
 def description() -> dict[str, Any]:
@@ -49,50 +35,34 @@ def description() -> dict[str, Any]:
             "schemas": {"Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
+        "security": [{}, {"key": []}],
         "paths": {
             "/v1/completions": {"post": _post("Continue texts.", BODIES["completion"])},
             "/v1/chat/completions": {"post": _post("Answer a conversation.", BODIES["chat"])},
-            "/v1/models": {"get": _get("List the models.")},
+            "/v1/models": {"get": _operation("List the models.")},
             "/v1/models/{name}": {
-                "get": {
-                    **_get("Show a model."),
-                    "parameters": [
-                        {
-                            "name": "name",
-                            "in": "path",
-                            "required": True,
-                            "schema": {"type": "string"},
-                        }
-                    ],
-                }
+                "get": _operation("Show a model."),
+                "parameters": [
+                    {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+                ],
             },
-            "/health": {"get": {**_get("Say whether the server answers."), "security": []}},
-            "/metrics": {"get": _get("Count requests and tokens.", "text/plain")},
-            "/openapi.json": {"get": _get("Describe the API.")},
+            "/health": {"get": _operation("Say whether the server answers.")},
+            "/metrics": {"get": _operation("Count requests and tokens.")},
+        },
+    }
+
+
+def _operation(summary: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        "summary": summary,
+        "responses": {
+            "200": {"description": "The answer."},
+            "default": {"description": "What is wrong.", "content": content},
         },
     }
 
 
 def _post(summary: str, body: Schema) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    content["text/event-stream"] = {"schema": {"type": "string"}}
-    return {
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {"200": {"description": "The answer.", "content": content}, **_problems()},
-        "security": [{}, {"key": []}],
-    }
-
-
-def _get(summary: str, media_type: str = "application/json") -> dict[str, Any]:
-    found = {"description": "It.", "content": {media_type: {}}}
-    return {
-        "summary": summary,
-        "responses": {"200": found, **_problems()},
-        "security": [{}, {"key": []}],
-    }
-
-
-def _problems() -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {status: {"description": text, "content": content} for status, text in _PROBLEMS.items()}
+    content = {"application/json": {"schema": body}}
+    return {**_operation(summary), "requestBody": {"required": True, "content": content}}

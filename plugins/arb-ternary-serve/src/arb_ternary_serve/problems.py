@@ -72,7 +72,7 @@ def engine_failed() -> RequestProblem:
 
 
 def timed_out(seconds: float) -> RequestProblem:
-    """Return the problem of a request that has taken too long."""
+    """Return the problem of a request whose answer has taken too long."""
     return RequestProblem(
         f"the answer was not complete after {seconds:g} seconds, the longest time of a request. "
         f"Ask for fewer tokens, or try when the server has less to do.",

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from arb_ternary_serve.problems import RequestProblem
-from arb_ternary_serve.schema import Schema, check, unknown_field
+from arb_ternary_serve.schema import Schema, check
 
 #: Which endpoint a request came to.
 Kind = Literal["completion", "chat"]
@@ -229,7 +229,7 @@ def parse_request(kind: Kind, content: bytes) -> Request:
         RequestProblem: it is no JSON, or a field is unknown, not supported or out of range.
     """
     body = _parse_json(content)
-    _check_body(kind, body)
+    check(body, BODIES[kind], "")
     given = {name: value for name, value in body.items() if value is not None}
     stop = given.get("stop", ())
     options = given.get("stream_options", {})
@@ -279,24 +279,6 @@ def _parse_json(content: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)
-
-
-def _check_body(kind: Kind, body: Mapping[str, Any]) -> None:
-    schema = BODIES[kind]
-    properties = schema["properties"]
-    extra = _UNSUPPORTED_CHAT if kind == "chat" else _UNSUPPORTED_COMPLETION
-    for name, value in body.items():
-        if name not in properties:
-            raise unknown_field(name, properties)
-        if name in _UNSUPPORTED or name in extra:
-            neutral = (None, *_UNSUPPORTED.get(name, ()), *extra.get(name, ()))
-            if value not in neutral:
-                raise RequestProblem(
-                    f"{name}: this server does not support it. Leave it out.",
-                    param=name,
-                    code="unsupported_parameter",
-                )
-    check(body, schema, "")
 
 
 def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:

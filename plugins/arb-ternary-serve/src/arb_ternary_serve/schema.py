@@ -29,7 +29,8 @@ def check(value: Any, schema: Schema, where: str) -> None:
         value: plain JSON.
         schema: uses ``type``, ``enum``, ``anyOf``, ``minimum``, ``exclusiveMinimum``, ``maximum``,
             ``minLength``, ``minItems``, ``maxItems``, ``items``, ``properties``, ``required`` and
-            ``additionalProperties: false``.
+            ``additionalProperties: false``. An ``enum`` without ``type`` has the values of a field
+            that is not supported at which it would change nothing.
         where: name of the value in errors.
 
     Raises:
@@ -44,6 +45,12 @@ def check(value: Any, schema: Schema, where: str) -> None:
         wanted = " or ".join(_TYPES[name][1] for name in names if name != "null")
         raise _problem(where, f"must be {wanted}, not {_kind(value)}")
     if "enum" in schema and not _is_in(value, schema["enum"]):
+        if not names:
+            raise RequestProblem(
+                f"{where}: this server does not support it. Leave it out.",
+                param=where,
+                code="unsupported_parameter",
+            )
         choices = ", ".join(repr(each) for each in schema["enum"] if each is not None)
         raise _problem(where, f"must be one of {choices}")
     if isinstance(value, str):
@@ -119,17 +126,17 @@ def _check_list(value: list[Any], schema: Schema, where: str) -> None:
 
 def _check_object(value: dict[str, Any], schema: Schema, where: str) -> None:
     known = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in value:
-            raise _problem(_inside(where, name), "is missing")
     for name, item in value.items():
         if name in known:
             check(item, known[name], _inside(where, name))
         elif schema.get("additionalProperties") is False:
-            raise unknown_field(name, known, where)
+            raise _unknown_field(name, known, where)
+    for name in schema.get("required", ()):
+        if name not in value:
+            raise _problem(_inside(where, name), "is missing")
 
 
-def unknown_field(name: str, known: Collection[str], where: str = "") -> RequestProblem:
+def _unknown_field(name: str, known: Collection[str], where: str) -> RequestProblem:
     """Return the error of a field that does not exist."""
     guess = nearest(name, known)
     shown = _inside(where, name[:80] if name.isidentifier() else ascii(name[:80]))

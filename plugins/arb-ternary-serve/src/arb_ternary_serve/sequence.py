@@ -32,8 +32,8 @@ class Options:
     """How a sequence is continued.
 
     Attributes:
-        max_new_tokens: largest number of tokens to draw; None = as many as the context has room
-            for. 0 with ``prompt_logprobs`` only reads the prompt, without its last id.
+        max_new_tokens: largest number of tokens to draw. 0 with ``prompt_logprobs_from`` only reads
+            the prompt, without its last id.
         temperature: divides the logits; 0 takes the most likely token (the first of equals).
         top_k: draw among the ``top_k`` most likely tokens only; None = all.
         top_p: draw among the most likely tokens that together reach this probability, after
@@ -42,21 +42,19 @@ class Options:
         stop: ids that end the sequence.
         logprobs: report the log probability of each token and of so many likeliest ones; None =
             none.
-        prompt_logprobs: report the same for the tokens of the prompt, from
-            ``prompt_logprobs_from`` on.
-        prompt_logprobs_from: position of the first of them. What stands before it may be a known
-            beginning, which is not read again, but for the last id.
+        prompt_logprobs_from: report the same for the tokens of the prompt from this position on,
+            1 or more; None = for none of them. What stands before it may be a known beginning,
+            which is not read again, but for the last id.
     """
 
-    max_new_tokens: int | None = None
+    max_new_tokens: int
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
     stop: frozenset[int] = field(default=frozenset(), converter=_as_set)
     logprobs: int | None = None
-    prompt_logprobs: bool = False
-    prompt_logprobs_from: int = 1
+    prompt_logprobs_from: int | None = None
 
     def check(self) -> None:
         """Check the values.
@@ -69,9 +67,11 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageProblem(f"{name}: must be at least 0, not {value}")
-        if self.prompt_logprobs and self.logprobs is None:
+        if self.prompt_logprobs_from is None:
+            return
+        if self.logprobs is None:
             raise UsageProblem(
-                "prompt_logprobs: needs logprobs, the number of likeliest tokens to report",
+                "prompt_logprobs_from: needs logprobs, the number of likeliest tokens to report",
                 "Set logprobs=0 for the tokens of the prompt alone.",
             )
         if self.prompt_logprobs_from < 1:
@@ -125,7 +125,6 @@ class SequenceState:
         handle: which sequence.
         ids: the prompt, then what was drawn.
         options: how it is continued.
-        budget: number of tokens to draw.
         prompt_length: number of ids of the prompt.
         seat: its row in the tables of blocks.
         blocks: what its keys and values are in, for all positions that it can have.
@@ -139,7 +138,6 @@ class SequenceState:
     handle: int
     ids: list[int]
     options: Options
-    budget: int
     prompt_length: int
     seat: int = -1
     blocks: list[int] = field(factory=list)
@@ -159,15 +157,15 @@ class SequenceState:
         If nothing is drawn, the last id is predicted, and predicts nothing.
         """
         needed = len(self.ids)
-        if self.budget == 0:
+        if self.options.max_new_tokens == 0:
             needed = max(1, needed - 1)
         return needed - self.read
 
     @property
     def reusable(self) -> int:
         """Number of ids of the prompt whose keys and values suffice: no logits are wanted there."""
-        rest = len(self.ids) if self.budget else max(1, len(self.ids) - 1)
-        if self.options.prompt_logprobs:
+        rest = len(self.ids) if self.options.max_new_tokens else max(1, len(self.ids) - 1)
+        if self.options.prompt_logprobs_from is not None:
             rest = min(rest, self.options.prompt_logprobs_from)
         return rest - 1
 

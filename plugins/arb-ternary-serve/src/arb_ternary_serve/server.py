@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import signal
 import socket
-import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import h11
@@ -22,7 +22,6 @@ from arb_ternary_serve.worker import ModelWorker
 #: Seconds that a connection may take to close, and that an engine may take for its last step.
 _CLOSING: Final = 5
 _BACKLOG: Final = 2048
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Protocol(H11Protocol):
@@ -122,19 +121,9 @@ class Server(uvicorn.Server):
             for worker in self._workers:
                 worker.stop(seconds)
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal; at a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        for number in _SIGNALS:
-            self._loop.add_signal_handler(number, self.stop, number)
-        try:
-            yield
-        finally:
-            for number in _SIGNALS:
-                self._loop.remove_signal_handler(number)
+        self._loop.call_soon_threadsafe(self.stop, sig)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End running answers and turn new ones away; if called again, stop at once."""
@@ -149,7 +138,8 @@ class Server(uvicorn.Server):
         self._stopping = asyncio.ensure_future(self._stop_when_idle())
 
     async def _stop_when_idle(self) -> None:
-        await self._gate.until_idle()
+        while self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks)
         self.should_exit = True
 
 

@@ -9,6 +9,6 @@ from arb_ternary.environment import Variable
 API_KEY: Final = Variable(
     "ARB_TERNARY_API_KEY",
     "",
-    "key that requests to `arb serve` need, if neither --api-key nor --api-key-file is given",
+    "key that requests to `arb serve` need, if --api-key-file is not given",
 )
 VARIABLES: Final = (API_KEY,)

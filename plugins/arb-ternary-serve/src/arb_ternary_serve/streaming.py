@@ -19,7 +19,7 @@ CLIENT_LEFT: Final = 499
 
 
 async def before_disconnect(
-    receive: Receive, work: Coroutine[Any, Any, _Result], seconds: float, shown_seconds: float
+    receive: Receive, work: Coroutine[Any, Any, _Result], seconds: float
 ) -> _Result:
     """Return the result of ``work``.
 
@@ -27,7 +27,6 @@ async def before_disconnect(
         receive: tells whether the client has left; the body must have been read.
         work: is cancelled when the client leaves.
         seconds: longest time.
-        shown_seconds: longest time of the whole request, for the error.
 
     Raises:
         RequestProblem: the client has left, or the time is over.
@@ -36,13 +35,13 @@ async def before_disconnect(
     watching = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait(
-            {working, watching}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED
+            {working, watching}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
         )
         if working.done():
             return working.result()
         if watching.done():
             raise RequestProblem("the client has left", status=CLIENT_LEFT)
-        raise timed_out(shown_seconds)
+        raise timed_out(seconds)
     finally:
         working.cancel()
         watching.cancel()
@@ -61,7 +60,6 @@ class EventStream(Response):
     Args:
         chunks: the objects.
         seconds: longest time in which they are sent.
-        shown_seconds: longest time of the whole request, for the error.
         close: is called at the end, whatever it is.
     """
 
@@ -69,7 +67,6 @@ class EventStream(Response):
         self,
         chunks: AsyncIterator[Mapping[str, Any]],
         seconds: float,
-        shown_seconds: float,
         close: Callable[[], object],
     ) -> None:
         super().__init__(
@@ -79,7 +76,6 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._chunks = chunks
         self._seconds = seconds
-        self._shown_seconds = shown_seconds
         self._close = close
         self._is_sending = False
 
@@ -87,9 +83,7 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             await send(start)
-            await before_disconnect(
-                receive, self._send_all(send), self._seconds, self._shown_seconds
-            )
+            await before_disconnect(receive, self._send_all(send), self._seconds)
         except RequestProblem as problem:
             exchange = scope["state"]["exchange"]
             exchange.status = problem.status

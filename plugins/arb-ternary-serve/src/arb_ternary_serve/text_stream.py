@@ -114,7 +114,7 @@ def prompt_tokens(
     return tuple(tokens)
 
 
-class TokenNames:
+class TokenNames(dict[int, str]):
     """Texts that stand for single tokens.
 
     A token that is part of a character, or of no character, has no text of its own and is called
@@ -122,17 +122,12 @@ class TokenNames:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
-        self._names: dict[int, str] = {}
 
-    def __getitem__(self, token: int) -> str:
-        name = self._names.get(token)
-        if name is None:
-            name = self._names[token] = self._name(token)
-        return name
-
-    def _name(self, token: int) -> str:
+    def __missing__(self, token: int) -> str:
         # The second of two, because some decoders leave out a space that begins a text.
         first = self._tokenizer.decode([token])
         text = self._tokenizer.decode([token, token])[len(first) :]
-        return text if text and "\ufffd" not in text else f"token_id:{token}"
+        self[token] = text if text and "\ufffd" not in text else f"token_id:{token}"
+        return self[token]

@@ -58,7 +58,6 @@ class ModelWorker:
         token_names: texts of single tokens.
         template_turn: is held while the chat template writes a conversation.
         load: what the engine did, as of its last step.
-        past: what engines did that have failed.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class ModelWorker:
         self._live = 0
         self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self.load = self._engine.load
-        self.past: list[Load] = []
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the thread; events go to ``loop``."""
@@ -229,8 +227,6 @@ class ModelWorker:
         error.__traceback__ = None  # it holds the engine, whose memory the next one needs
         failed = list(self._tickets.values())
         self._tickets.clear()
-        assert self._engine is not None
-        self.past.append(self._engine.load)
         self._engine = None
         try:
             self._engine = self._make_engine()

@@ -28,7 +28,8 @@ def output_of(*command: str, **environment: str) -> str:
 def test_curl_and_llm_get_the_answer_of_the_model(serve: Any, run: Path, tmp_path: Path) -> None:
     if shutil.which("curl") is None or importlib.util.find_spec("llm") is None:
         pytest.skip("curl or llm is not installed")
-    serving = serve("--model", f"tiny={run}", "--api-key", KEY)
+    (tmp_path / "keys.txt").write_text(KEY)
+    serving = serve("--model", f"tiny={run}", "--api-key-file", tmp_path / "keys.txt")
     turns = [{"role": "user", "content": "the cat"}]
     expected = load_model(run).generate(turns, temperature=0, max_new_tokens=8)
 

@@ -26,7 +26,7 @@ class Answer:
     content: bytes
 
 
-def get(path: str, **headers: str) -> Answer:
+def get(path: str) -> Answer:
     """Ask an application that has only these routes."""
     messages: list[Any] = []
     scope = {
@@ -34,7 +34,7 @@ def get(path: str, **headers: str) -> Answer:
         "method": "GET",
         "path": path,
         "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "headers": [],
     }
 
     async def send(message: Any) -> None:
@@ -58,11 +58,6 @@ def test_files_come_with_their_type_and_policy(path: str, media_type: str) -> No
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["cache-control"] == "no-cache"
-    tag = answer.headers["etag"]
-    again = get(path, **{"if-none-match": tag})
-    assert (again.status, again.content) == (304, b"")
-    assert get(path, **{"if-none-match": f"W/{tag}"}).content == b""
-    assert get(path, **{"if-none-match": '"other"'}).content == answer.content
 
 
 @pytest.mark.parametrize("path", ["/index.html", "/__init__.py", "/../engine.py", "/page"])

@@ -76,16 +76,24 @@ def test_a_port_that_is_taken_names_its_owner(
     [
         (["--host", "0.0.0.0"], "requests need no key"),
         (["--host", "example.invalid"], "requests need no key"),
-        (["--host", "nowhere.invalid", "--api-key", "k"], "is no address"),
-        (["--api-key", " "], "there is no key in it"),
-        (["--api-key", "schlüssel"], "ASCII"),
+        (["--host", "nowhere.invalid", "--api-key-file", "good"], "is no address"),
+        (["--api-key-file", "empty"], "there is no key in it"),
+        (["--api-key-file", "umlaut"], "ASCII"),
         (["--max-body", "4 MBit"], "is no size"),
         (["--model", "a=b"], "Give either SOURCE or --model"),
     ],
 )
 def test_wrong_arguments_are_named(
-    run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, key in (("good", "k"), ("empty", " "), ("umlaut", "schlüssel")):
+        Path(name).write_text(key, encoding="utf-8")
     assert main(["serve", str(run), *arguments]) == 2
     assert sentence in capsys.readouterr().err
 

@@ -94,7 +94,6 @@ def test_no_body_breaks_the_server(both: Running, case: tuple[str, Any], named: 
     if response.status_code != 200:
         schema = description()["components"]["schemas"]["Error"]
         jsonschema.validate(response.json(), schema)
-        assert str(response.status_code) in description()["paths"][path]["post"]["responses"]
     elif not body.get("stream"):
         jsonschema.validate(json.loads(content), body_schema(path))
         assert response.json()["choices"]

@@ -217,7 +217,7 @@ def test_a_connection_is_ended_if_nothing_can_be_sent() -> None:
 
     exchange = Exchange("id", 0.0, "/")
     scope = {"state": {"exchange": exchange, "transport": Transport()}}
-    stream = EventStream(chunks(), 0.05, 0.05, lambda: closed.append(True))
+    stream = EventStream(chunks(), 0.05, lambda: closed.append(True))
     asyncio.run(stream(scope, receive, send))
     assert len(sent) == 4
     assert aborted == closed == [True]

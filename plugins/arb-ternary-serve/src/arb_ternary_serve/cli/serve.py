@@ -54,12 +54,6 @@ def _read_bytes(_context: click.Context, _parameter: click.Parameter, value: str
     help="File of the keys that requests need one of, one per line.",
 )
 @click.option(
-    "--api-key",
-    metavar="KEY",
-    help="Key that requests need. Other users of the machine can see it in the list of processes; "
-    "ARB_TERNARY_API_KEY and --api-key-file do not show it.",
-)
-@click.option(
     "--max-sequences",
     type=click.IntRange(min=1),
     default=16,
@@ -124,7 +118,6 @@ def serve(
     host: str,
     port: int,
     api_key_file: Path | None,
-    api_key: str | None,
     max_sequences: int,
     max_waiting: int,
     cache_memory: int,
@@ -143,7 +136,7 @@ def serve(
     SIGTERM or Ctrl-C ends it after the answers that are being drawn; a second one at once.
     """
     sources = _sources(source, named)
-    keys = _keys(api_key_file, api_key)
+    keys = _keys(api_key_file)
     local = _is_loopback(host)
     if not local and not keys:
         from arb_ternary.errors import UsageProblem
@@ -216,19 +209,14 @@ def _sources(source: str | None, named: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _keys(file: Path | None, key: str | None) -> tuple[str, ...]:
+def _keys(file: Path | None) -> tuple[str, ...]:
     """Return the keys that requests need one of."""
     from arb_ternary_serve.settings import API_KEY
 
-    if file is not None and key is not None:
-        raise click.UsageError("--api-key and --api-key-file exclude each other.")
-    text = API_KEY.read() if key is None else key
-    origin = API_KEY.name if key is None else "--api-key"
-    if file is not None:
-        text = file.read_text(encoding="utf-8", errors="replace")
-        origin = str(file)
+    origin = API_KEY.name if file is None else str(file)
+    text = API_KEY.read() if file is None else file.read_text(encoding="utf-8", errors="replace")
     keys = tuple(filter(None, map(str.strip, text.splitlines())))
-    if not keys and (file is not None or key is not None):
+    if file is not None and not keys:
         raise click.UsageError(f"{origin}: there is no key in it.")
     if not all(each.isascii() and each.isprintable() for each in keys):
         raise click.UsageError(f"{origin}: a key consists of ASCII characters.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from starlette.requests import Request
@@ -23,8 +22,7 @@ _HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # A browser may keep the files, and asks whether they are still those of this version.
-    "Cache-Control": "no-cache",
+    "Cache-Control": "no-cache",  # another version may be served the next time
 }
 
 
@@ -35,14 +33,8 @@ def page_routes() -> list[Route]:
 
 def _route(path: str, name: str, media_type: str) -> Route:
     content = (Path(__file__).parent / name).read_bytes()
-    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {**_HEADERS, "ETag": tag}
 
-    async def answer(request: Request) -> Response:
-        known = request.headers.get("If-None-Match", "")
-        # Proxies that compress make the tag a weak one.
-        if known.removeprefix("W/") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type=media_type, headers=headers)
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=media_type, headers=_HEADERS)
 
     return Route(path, answer)
