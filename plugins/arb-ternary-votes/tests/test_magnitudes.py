@@ -19,6 +19,18 @@ def test_logarithm_is_within_mitchells_error(x):
     assert 0 <= math.log2(x) - got <= worst + 1 / FRACTION
 
 
+def update(tracked, sums, weight, casts=1):
+    Magnitudes.update_all([tracked], [sums], weight, [casts])
+
+
+def factors_of(tracked, quanta):
+    return Magnitudes.all_factors([tracked], [quanta])[0]
+
+
+def shifts_of(tracked, quanta):
+    return Magnitudes.all_shifts([tracked], [quanta])[0]
+
+
 def sums_of(gradient):
     magnitude = np.abs(gradient)
     return torch.tensor(np.concatenate([magnitude.sum(1), magnitude.sum(0)]), dtype=torch.float32)
@@ -30,12 +42,12 @@ def test_a_gradient_of_rank_one_is_normalised_to_one_size():
     columns = np.exp2(rng.integers(-9, 9, 5))
     gradient = np.outer(rows, columns)
     tracked = Magnitudes(6, 5)
-    tracked.update(sums_of(gradient), 0.02)
-    factors = tracked.factors(10.0).numpy()
+    update(tracked, sums_of(gradient), 0.02)
+    factors = factors_of(tracked, 10.0).numpy()
     votes = gradient * factors[:6, None] * factors[6:]
     # All elements alike, up to the error of two logarithms and of two roundings to 1/256.
     assert votes.max() / votes.min() < 2 ** (2 * 0.0861 + 4 / FRACTION)
-    shifts = tracked.shifts(10.0).numpy()
+    shifts = shifts_of(tracked, 10.0).numpy()
     wanted = np.log2(factors)
     assert np.abs(-shifts[:6] - wanted[:6]).max() <= 0.5 + 2 / FRACTION
     assert np.abs(-shifts[6:] - wanted[6:]).max() <= 0.5 + 2 / FRACTION
@@ -44,8 +56,8 @@ def test_a_gradient_of_rank_one_is_normalised_to_one_size():
 def test_a_gaussian_gradient_gives_votes_of_the_wanted_deviation():
     gradient = np.random.default_rng(1).normal(0, 3e-4, (400, 300))
     tracked = Magnitudes(400, 300)
-    tracked.update(sums_of(gradient), 0.02)
-    factors = tracked.factors(12.8).numpy()
+    update(tracked, sums_of(gradient), 0.02)
+    factors = factors_of(tracked, 12.8).numpy()
     deviation = (gradient * factors[:400, None] * factors[400:]).std()
     # Mitchell's logarithms of one row and one column are up to 0.0861 too small, and the mean of
     # logarithms once.
@@ -58,7 +70,7 @@ def test_the_running_logarithm_is_the_fixed_point_recurrence(exponents, percent)
     tracked = Magnitudes(1, 1)
     expected = 0
     for step, exponent in enumerate(exponents, start=1):
-        tracked.update(torch.tensor([2.0**exponent, 2.0**exponent]), weight)
+        update(tracked, torch.tensor([2.0**exponent, 2.0**exponent]), weight)
         share = round(65536 * max(weight, 1 / step))
         expected += ((FRACTION * exponent - expected) * share + 2**15) >> 16
     assert int(tracked.row) == int(tracked.column) == expected
@@ -66,37 +78,37 @@ def test_the_running_logarithm_is_the_fixed_point_recurrence(exponents, percent)
 
 def test_rows_without_a_gradient_keep_their_value():
     tracked = Magnitudes(2, 2)
-    tracked.update(sums_of(np.array([[1.0, 1.0], [4.0, 4.0]])), 0.5)
+    update(tracked, sums_of(np.array([[1.0, 1.0], [4.0, 4.0]])), 0.5)
     before = tracked.row.clone()
-    tracked.update(sums_of(np.array([[0.0, 0.0], [64.0, 64.0]])), 0.5)
+    update(tracked, sums_of(np.array([[0.0, 0.0], [64.0, 64.0]])), 0.5)
     assert tracked.row[0] == before[0]
     assert tracked.row[1] > before[1]
 
 
 def test_a_sum_that_overflowed_keeps_everything_finite():
     tracked = Magnitudes(2, 2)
-    tracked.update(torch.tensor([math.inf, math.nan, 1.0, 1.0]), 0.5)
-    assert torch.isfinite(tracked.factors(1.0)).all()
+    update(tracked, torch.tensor([math.inf, math.nan, 1.0, 1.0]), 0.5)
+    assert torch.isfinite(factors_of(tracked, 1.0)).all()
 
 
 def test_means_are_those_of_one_micro_batch():
     sums = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     one = Magnitudes(3, 2)
     several = Magnitudes(3, 2)
-    one.update(sums, 0.5)
-    several.update(4 * sums, 0.5, casts=4)
+    update(one, sums, 0.5)
+    update(several, 4 * sums, 0.5, casts=4)
     assert torch.equal(one.row, several.row)
     assert torch.equal(one.column, several.column)
 
 
 def test_a_state_dict_restores_and_refuses_another_shape():
     tracked = Magnitudes(3, 2)
-    tracked.update(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 0.5, casts=2)
+    update(tracked, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 0.5, casts=2)
     tracked.deferred = 6
     other = Magnitudes(3, 2)
     other.load_state_dict(tracked.state_dict())
     assert (other.casts, other.spread) == (2, 7)
-    assert torch.equal(other.factors(3.0), tracked.factors(3.0))
+    assert torch.equal(factors_of(other, 3.0), factors_of(tracked, 3.0))
     assert other.steps == 1
     with pytest.raises(ValueError, match="3 x 2 weight do not fit one of 2 x 3"):
         Magnitudes(2, 3).load_state_dict(tracked.state_dict())
@@ -119,7 +131,7 @@ def test_several_weights_at_once_are_each_by_itself(sizes, seed):
         casts = [int(count) for count in rng.integers(1, 5, len(sizes))]
         Magnitudes.update_all(together, sums, 0.02, casts)
         for each, total, count in zip(alone, sums, casts, strict=True):
-            each.update(total, 0.02, count)
+            update(each, total, 0.02, count)
     quanta = [float(each) for each in rng.uniform(0.1, 10, len(sizes))]
     for one, other, size, factors, shifts in zip(
         together,
@@ -135,8 +147,8 @@ def test_several_weights_at_once_are_each_by_itself(sizes, seed):
             torch.equal(torch.as_tensor(saved[key]), torch.as_tensor(wanted[key])) for key in wanted
         )
         # Bits: where a weight stands among others changes none.
-        assert torch.equal(factors, other.factors(size))
-        assert torch.equal(shifts, other.shifts(size))
+        assert torch.equal(factors, factors_of(other, size))
+        assert torch.equal(shifts, shifts_of(other, size))
 
 
 def test_factors_are_powers_of_two_and_normal_numbers():
@@ -150,7 +162,7 @@ def test_factors_are_powers_of_two_and_normal_numbers():
             "column": torch.tensor([0, 1, -300, 32767, -32768], dtype=torch.int16),
         }
     )
-    row, *columns = tracked.factors(3.0).tolist()
+    row, *columns = factors_of(tracked, 3.0).tolist()
     assert row == pytest.approx(3 * math.sqrt(2 / math.pi), rel=2**-23)
     assert columns[:3] == pytest.approx([1, 2 ** (-1 / 256), 2 ** (300 / 256)], rel=2**-24)
     assert columns[3] == pytest.approx(2**-126 * 2 ** (1 / 256), rel=2**-23)
@@ -164,8 +176,8 @@ def test_rescaled_magnitudes_are_those_of_rescaled_gradients(octaves):
     other = Magnitudes(8, 6)
     for _ in range(3):
         gradient = rng.normal(0, 1e-2, (8, 6))
-        tracked.update(sums_of(gradient), 0.1)
-        other.update(sums_of(gradient * 2.0**octaves), 0.1)
+        update(tracked, sums_of(gradient), 0.1)
+        update(other, sums_of(gradient * 2.0**octaves), 0.1)
     tracked.rescale(octaves)
     assert torch.equal(tracked.row, other.row)
     assert torch.equal(tracked.column, other.column)

@@ -104,18 +104,6 @@ class Magnitudes:
         moved = self._logarithms.to(torch.int32) + round(FRACTION * octaves)
         self._logarithms.copy_(moved.clamp_(-(2**15), 2**15 - 1))
 
-    def update(self, sums: Tensor, weight: float, casts: int = 1) -> None:
-        """Take in one step.
-
-        Args:
-            sums: float32 ``[N + K]``: ``|g|`` summed over each row, then over each column, and over
-                micro-batches.
-            weight: weight of this step; the first steps weigh ``1 / step`` instead, if that is
-                more.
-            casts: micro-batches of the step, at least 1.
-        """
-        self.update_all([self], [sums], weight, [casts])
-
     @classmethod
     def update_all(
         cls,
@@ -124,9 +112,17 @@ class Magnitudes:
         weight: float,
         casts: Sequence[int],
     ) -> None:
-        """Update several weights on one device at once.
+        """Take in one step of several weights on one device at once.
 
         For small weights the number of calls determines the time.
+
+        Args:
+            tracked: the weights.
+            sums: for each float32 ``[N + K]``: ``|g|`` summed over each row, then over each column,
+                and over micro-batches.
+            weight: weight of this step; the first steps weigh ``1 / step`` instead, if that is
+                more.
+            casts: micro-batches of the step, at least 1.
         """
         shares = []
         units = []
@@ -162,18 +158,14 @@ class Magnitudes:
         logarithms = torch.cat([each._logarithms for each in tracked]).to(torch.int32)
         return logarithms.sub_(_spread(tracked, both))
 
-    def factors(self, quanta: float) -> Tensor:
-        """Return float32 factors ``[N + K]`` of rows and columns.
-
-        ``g * row * column`` is ``quanta`` times the gradient in standard deviations.
-        """
-        return self.all_factors([self], [quanta])[0]
-
     @classmethod
     def all_factors(
         cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]
     ) -> tuple[Tensor, ...]:
-        """Return :meth:`factors` of several weights on one device."""
+        """Return float32 factors ``[N + K]`` of rows and columns, of weights on one device.
+
+        ``g * row * column`` is ``quanta`` times the gradient in standard deviations.
+        """
         factors = _power(cls._relative(tracked).neg_())
         sizes = []
         for each in quanta:
@@ -181,18 +173,14 @@ class Magnitudes:
         scales = _spread(tracked, torch.tensor(sizes, dtype=torch.float32))
         return _parts(factors.mul_(scales), tracked)
 
-    def shifts(self, quanta: float) -> Tensor:
-        """Return :meth:`factors` as right shifts, int32 ``[N + K]``.
-
-        Rows and columns are each rounded to the nearest power of two.
-        """
-        return self.all_shifts([self], [quanta])[0]
-
     @classmethod
     def all_shifts(
         cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]
     ) -> tuple[Tensor, ...]:
-        """Return :meth:`shifts` of several weights on one device."""
+        """Return :meth:`all_factors` as right shifts, int32 ``[N + K]``.
+
+        Rows and columns are each rounded to the nearest power of two.
+        """
         units = []
         for each in quanta:
             units += [_log2(each * _GAUSSIAN), 0]
