@@ -62,7 +62,6 @@ def test_report_names_every_matrix(kit: Kit) -> None:
     weights = 12 * 48 + 48 * 24 * 3 + 2 * 48 * 96
     assert report.weights == weights
     assert report.bytes_before == 4 * weights
-    assert report.bits_before == 32
     # Two bits per trit, rows of 24 * 3 and of 48 columns; one exponent per row.
     packed = (12 * 48 + 96 * 48 + 48 * 96 + 48 * 72) // 4
     assert report.bytes_after == packed + 12 + 96 + 48 + 48

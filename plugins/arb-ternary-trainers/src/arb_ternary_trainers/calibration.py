@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from arb_ternary.backends.reference import quantize_rows
 from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.module import GroupSize
+from arb_ternary_trainers.layers import MultipliesRows
 from arb_ternary_trainers.selection import Target
 from arb_ternary_trainers.ternary_values import Initial
 from arb_ternary_upcycle.projection.config import ProjectionConfig
@@ -33,7 +34,6 @@ from arb_ternary_upcycle.projection.statistics import InputStatistics
 
 _CONFIG: Final = ProjectionConfig()
 _WITHOUT_INPUTS: Final = ProjectionConfig(policy="ls")
-_LINEARS: Final = ("Linear", "Conv1D")
 
 #: The arguments and keyword arguments of a call.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -229,8 +229,8 @@ def _stages(
 
 def _linears(target: Target) -> list[nn.Module]:
     """Return the layers of a target that are linears."""
-    pairs = zip(target.layers, target.kinds, strict=True)
-    return [layer for layer, kind in pairs if kind in _LINEARS]
+    pairs = zip(target.layers, target.classes, strict=True)
+    return [layer for layer, kind in pairs if issubclass(kind, MultipliesRows)]
 
 
 def _block_name(name: str) -> str:

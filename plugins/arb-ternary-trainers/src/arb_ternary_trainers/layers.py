@@ -114,7 +114,7 @@ class TernaryLayer(nn.Module):
         return self
 
 
-class _MultipliesRows(TernaryLayer):
+class MultipliesRows(TernaryLayer):
     """A layer that multiplies its packed weight, without making it dense."""
 
     bias: Any
@@ -129,11 +129,11 @@ class _MultipliesRows(TernaryLayer):
         return product if bias is None else product + bias.to(product.dtype)
 
 
-class TernaryWeightLinear(_MultipliesRows, nn.Linear):
+class TernaryWeightLinear(MultipliesRows, nn.Linear):
     """``nn.Linear`` with a ternary weight."""
 
 
-class TernaryWeightConv1D(_MultipliesRows):
+class TernaryWeightConv1D(MultipliesRows):
     """``Conv1D`` of transformers, a linear with a transposed weight, made ternary."""
 
     transposes_weight = True
@@ -197,17 +197,17 @@ TERNARY_CLASSES: Final[Mapping[type[nn.Module], type[TernaryLayer]]] = MappingPr
 )
 
 
-def ternary_class(layer: nn.Module) -> tuple[str, type[TernaryLayer]] | None:
-    """Return the kind of a layer and its ternary class; None if there is no such class.
+def ternary_class(layer: nn.Module) -> type[TernaryLayer] | None:
+    """Return the ternary class of a layer; None if there is no such class.
 
     A subclass with a ``forward`` of its own may do anything with its weight.
     """
     kind = type(layer)
     if kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
-        return "Conv1D", TernaryWeightConv1D
+        return TernaryWeightConv1D
     for base, ternary in TERNARY_CLASSES.items():
         if isinstance(layer, base) and kind.forward is base.forward:
-            return base.__name__, ternary
+            return ternary
     return None
 
 

@@ -329,15 +329,16 @@ def _targets(model: PreTrainedModel, names: Iterable[str]) -> Iterator[tuple[str
     for name in names:
         weight = model.get_parameter(f"{name}.weight")
         tied, layers = zip(*owners[weight], strict=True)
-        found = [ternary_class(layer) for layer in layers]
-        for layer_name, layer, pair in zip(tied, layers, found, strict=True):
-            if pair is None:
+        classes = []
+        for layer_name, layer in owners[weight]:
+            found = ternary_class(layer)
+            if found is None:
                 raise CheckpointError(
                     f"{layer_name}: the checkpoint has a ternary weight for it, and a "
                     f"{type(layer).__name__} cannot have one"
                 )
-        kinds, classes = zip(*(pair for pair in found if pair is not None), strict=True)
-        yield name, Target(tied, layers, kinds, classes, weight)
+            classes.append(found)
+        yield name, Target(tied, layers, tuple(classes), weight)
 
 
 def _load_state(name: str, ternary: TernaryModule, tensors: dict[str, Tensor]) -> None:

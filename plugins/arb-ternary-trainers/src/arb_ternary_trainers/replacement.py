@@ -16,7 +16,7 @@ from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import DRAW_TRITS, GroupSize, TernaryModule, VoteOptions
 from arb_ternary_interchange.decoder.scales import ternary_rows
-from arb_ternary_trainers.layers import ternary_layers
+from arb_ternary_trainers.layers import TernaryWeightEmbedding, ternary_layers
 from arb_ternary_trainers.report import Replaced, TernarizeReport
 from arb_ternary_trainers.selection import DEFAULT_EXCLUDE, Target, select
 from arb_ternary_trainers.ternary_values import Initial, ternary_values
@@ -169,7 +169,7 @@ def new_module(
     """Return a ternary module for a weight; its trits are 0 unless it ``draws`` them."""
     rows, columns = target.size
     with _drawing(draws):
-        if "Embedding" not in target.kinds:
+        if TernaryWeightEmbedding not in target.classes:
             return TernaryLinear(
                 columns, rows, group_size=group_size, activations=activations, **options
             )
@@ -284,7 +284,7 @@ def _entry(target: Target, ternary: TernaryModule, how: str, error: float | None
     return Replaced(
         name=first,
         tied=tuple(tied),
-        kind=target.kinds[0],
+        kind=target.classes[0].__name__.removeprefix("TernaryWeight"),
         shape=tuple(parameter.shape),
         init=how,
         error=error,

@@ -85,30 +85,17 @@ class TernarizeReport:
         """Bytes of these and of the accumulators."""
         return sum(each.bytes_in_training for each in self.replaced)
 
-    @property
-    def bits_before(self) -> float:
-        """Bits per replaced weight before."""
-        return 8 * self.bytes_before / self.weights
-
-    @property
-    def bits_after(self) -> float:
-        """Bits per ternary weight."""
-        return 8 * self.bytes_after / self.weights
-
-    @property
-    def bits_in_training(self) -> float:
-        """Bits per ternary weight with the accumulators."""
-        return 8 * self.bytes_in_training / self.weights
-
     def __str__(self) -> str:
         heading = ("ternary", "kind", "shape", "init", "error")
         lines = aligned([heading, *self._replaced_rows()])
         if self.left:
             lines += ["", *aligned([("stays float", "shape", "reason"), *self._left_rows()])]
+        sizes = (self.bytes_before, self.bytes_after, self.bytes_in_training)
+        before, after, training = (8 * size / self.weights for size in sizes)
         lines += [
             "",
-            f"{self.weights:,} ternary weights: {self.bits_before:.2f} bits each before, "
-            f"{self.bits_after:.2f} now, {self.bits_in_training:.2f} in training",
+            f"{self.weights:,} ternary weights: {before:.2f} bits each before, {after:.2f} now, "
+            f"{training:.2f} in training",
             f"{self.bytes_before:,} bytes before, {self.bytes_after:,} now, "
             f"{self.bytes_in_training:,} in training",
         ]

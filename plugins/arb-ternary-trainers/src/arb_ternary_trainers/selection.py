@@ -27,14 +27,12 @@ class Target:
     Attributes:
         names: names of the layers that have it; several if it is tied.
         layers: these layers.
-        kinds: the class of torch whose ``forward`` each of them has, and ``Conv1D``.
         classes: the ternary class of each of them.
         parameter: the weight.
     """
 
     names: tuple[str, ...]
     layers: tuple[nn.Module, ...]
-    kinds: tuple[str, ...]
     classes: tuple[type[TernaryLayer], ...]
     parameter: nn.Parameter
 
@@ -94,16 +92,14 @@ def select(
         if any(reasons.values()):
             left.append(Left(first, _shape(parameter), _one_reason(reasons, first)))
             continue
-        found = [ternary_class(module) for module, _ in places]
-        kinds, classes = zip(*(each for each in found if each is not None), strict=True)
+        layers = tuple(module for module, _ in places)
+        classes = tuple(each for each in map(ternary_class, layers) if each is not None)
         if len({each.transposes_weight for each in classes}) > 1:
             reason = "layers of different orientation share it"
             left.append(Left(first, _shape(parameter), reason))
             continue
-        layers = tuple(module for module, _ in places)
-        targets.append(
-            Target(tuple(names[layer][0] for layer in layers), layers, kinds, classes, parameter)
-        )
+        first_names = tuple(names[layer][0] for layer in layers)
+        targets.append(Target(first_names, layers, classes, parameter))
     return targets, left
 
 
