@@ -165,6 +165,4 @@ def described(speed: Speed) -> str:
     text = f"{speed.read} tokens read, {speed.drawn} drawn"
     if speed.tokens_per_second is not None:
         text += f", {speed.tokens_per_second:.1f} tokens per second"
-    if speed.read and speed.reading > 0:
-        text += f" (reading: {speed.read / speed.reading:.1f})"
     return text

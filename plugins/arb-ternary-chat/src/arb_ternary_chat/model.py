@@ -160,7 +160,8 @@ class Model:
             UsageProblem: a value is out of range. It is raised by the call.
         """
         ids = self.encode(prompt)
-        unread = ids if reader is None else unread_ids(reader, ids)
+        # At least one id is read.
+        unread = ids if reader is None else ids[reader.keep(ids[:-1]) :]
         drawn = generate(
             self.causal,
             unread,
@@ -181,12 +182,6 @@ class Model:
                 yield token
 
         return text_until(streamed_text(self.tokenizer, ids, observed()), stop)
-
-
-def unread_ids(reader: CachedReader, ids: Sequence[int]) -> list[int]:
-    """Rewind ``reader`` to what it has read of ``ids``, and return the rest, at least one id."""
-    held = reader.keep(ids[:-1])
-    return list(ids[held:])
 
 
 def load_model(

@@ -21,14 +21,12 @@ class Speed:
     Attributes:
         read: tokens that were read and not drawn.
         drawn: tokens that were drawn.
-        reading: seconds up to the first token of an answer.
         drawing: seconds from the first token of an answer to its last.
         gaps: tokens that were drawn after the first of their answer.
     """
 
     read: int = 0
     drawn: int = 0
-    reading: float = 0.0
     drawing: float = 0.0
     gaps: int = 0
 
@@ -41,7 +39,6 @@ class Speed:
         """Add the counts and times of ``other``."""
         self.read += other.read
         self.drawn += other.drawn
-        self.reading += other.reading
         self.drawing += other.drawing
         self.gaps += other.gaps
 
@@ -126,7 +123,6 @@ class Session:
     def _answer(self, prompt: str | list[Message], room: int) -> Iterator[str]:
         speed = Speed()
         ids = self.model.encode(prompt)
-        started = time.perf_counter()
         times: list[float] = []
 
         def observe(_token: int) -> None:
@@ -150,7 +146,6 @@ class Session:
                 self.text += answer
             speed.drawn = len(times)
             if times:
-                speed.reading = times[0] - started
                 speed.drawing = times[-1] - times[0]
                 speed.gaps = len(times) - 1
             self.last = speed
