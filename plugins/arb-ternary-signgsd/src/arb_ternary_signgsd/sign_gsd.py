@@ -170,11 +170,11 @@ class SignGSD(Optimizer):
             members = [entry for entry in entries if entry.group == number]
             sparse = [entry for entry in members if entry.gradient.is_sparse]
             dense = [entry for entry in members if not entry.gradient.is_sparse]
+            together = [[entry] for entry in dense]
             if _takes_foreach(group["foreach"], dense):
-                _update_together(dense, group, clear_nan=clear_nan)
-            else:
-                for entry in dense:
-                    _update_dense(entry.parameter, entry.gradient, group, clear_nan=clear_nan)
+                together = [dense]
+            for some in together:
+                _update_dense(some, group, clear_nan=clear_nan)
             for entry in sparse:
                 _update_sparse(entry.parameter, entry.gradient, group, clear_nan=clear_nan)
         return StepOutcome()
@@ -274,24 +274,12 @@ def _takes_foreach(requested: bool | None, entries: Sequence[_Entry]) -> bool:
     return requested
 
 
-# The three updates below use the same elementwise operations in the same order. None of them can be
-# contracted into a fused multiply-add, so the results are bitwise equal.
+# Both updates below use the same elementwise operations in the same order, whatever is updated
+# together. None of them can be contracted into a fused multiply-add, so the results are bitwise
+# equal.
 
 
-def _update_dense(
-    parameter: Tensor, gradient: Tensor, group: dict[str, Any], *, clear_nan: bool
-) -> None:
-    update = gradient.sign()
-    if clear_nan:
-        update.nan_to_num_(nan=0.0)
-    if group["maximize"]:
-        update.neg_()
-    if group["weight_decay"] != 0:
-        update.add_(parameter.sign().mul_(group["weight_decay"]))
-    parameter.add_(update.mul_(-group["lr"]))
-
-
-def _update_together(entries: Sequence[_Entry], group: dict[str, Any], *, clear_nan: bool) -> None:
+def _update_dense(entries: Sequence[_Entry], group: dict[str, Any], *, clear_nan: bool) -> None:
     by_type: dict[
         tuple[torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]
     ] = {}
