@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary.plugins.discovery import install_command
@@ -15,24 +16,20 @@ from arb_ternary_track.config import (
 )
 from arb_ternary_track.tracker import Tracker
 
-
-def build_tensorboard(config: TensorboardConfig) -> Tracker:
-    """Build the tracker ``tensorboard``."""
-    return _build("tensorboard", config)
-
-
-def build_wandb(config: WandbConfig) -> Tracker:
-    """Build the tracker ``wandb``."""
-    return _build("wandb", config)
+#: The library that each class of options is for.
+_LIBRARIES: Final[Mapping[type, str]] = {
+    TensorboardConfig: "tensorboard",
+    WandbConfig: "wandb",
+    TrackioConfig: "trackio",
+}
 
 
-def build_trackio(config: TrackioConfig) -> Tracker:
-    """Build the tracker ``trackio``."""
-    return _build("trackio", config)
+def build(config: TrackerConfig) -> Tracker:
+    """Build the tracker that has such options.
 
-
-def _build(library: str, config: TrackerConfig) -> Tracker:
-    """Import the library now, so that its absence ends the run before it begins."""
+    The library is imported now, so that its absence ends the run before it begins.
+    """
+    library = _LIBRARIES[type(config)]
     try:
         module: Any = import_module(f"arb_ternary_track.{library}_writer")
     except ImportError as error:

@@ -21,20 +21,20 @@ def arb_register_trackers() -> Sequence[TrackerSpec]:
     return (
         TrackerSpec(
             name="tensorboard",
-            target="arb_ternary_track.factories:build_tensorboard",
+            target="arb_ternary_track.factories:build",
             config="arb_ternary_track.config:TensorboardConfig",
             summary="curves and histograms of a run in TensorBoard",
         ),
         TrackerSpec(
             name="wandb",
-            target="arb_ternary_track.factories:build_wandb",
+            target="arb_ternary_track.factories:build",
             config="arb_ternary_track.config:WandbConfig",
             variables=WANDB,
             summary="curves and histograms of a run in Weights & Biases; offline without a key",
         ),
         TrackerSpec(
             name="trackio",
-            target="arb_ternary_track.factories:build_trackio",
+            target="arb_ternary_track.factories:build",
             config="arb_ternary_track.config:TrackioConfig",
             variables=TRACKIO,
             summary="curves and histograms of a run in trackio, on this machine",
