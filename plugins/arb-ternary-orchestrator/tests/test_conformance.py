@@ -58,7 +58,6 @@ class TestNowcasting(OptimizerSuite):
 class TestWrappersInWrappers(OptimizerSuite):
     component = "nowcasting"
     options: ClassVar = {
-        "method": "geometric",
         "every": 6,
         "window": 3,
         "spacing": 1,

@@ -13,7 +13,7 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_orchestrator import Nowcasting, NowcastingConfig
-from arb_ternary_orchestrator.optim.nowcasting import geometric_jump, linear_jump
+from arb_ternary_orchestrator.optim.nowcasting import linear_jump
 from arb_ternary_testing.component import make_choice
 
 
@@ -45,43 +45,19 @@ SLOPE = torch.tensor([0.3, 0.0, -1.0, 1e-3]).double()
 
 
 @pytest.mark.parametrize(
-    ("method", "window", "spacing", "horizon"),
-    [
-        ("linear", 2, 1, 1),
-        ("linear", 5, 4, 10),
-        ("linear", 3, 2, 25),
-        ("geometric", 3, 1, 1),
-        ("geometric", 5, 4, 10),
-    ],
+    ("window", "spacing", "horizon"),
+    [(2, 1, 1), (5, 4, 10), (3, 2, 25)],
 )
-def test_jump_along_a_line(method: str, window: int, spacing: int, horizon: int) -> None:
+def test_jump_along_a_line(window: int, spacing: int, horizon: int) -> None:
     found = after(
         lambda t: START + SLOPE * t,
         20,
-        method=method,
         every=20,
         window=window,
         spacing=spacing,
         horizon=horizon,
     )
     np.testing.assert_allclose(found.numpy(), (START + SLOPE * (20 + horizon)).numpy(), rtol=1e-12)
-
-
-@pytest.mark.parametrize("ratio", [0.5, 0.9, 0.99])
-@pytest.mark.parametrize("horizon", [6, 30])
-def test_geometric_jump_along_shrinking_distances(ratio: float, horizon: int) -> None:
-    """Gradient descent on a quadratic of one curvature has ``w(t) = a + b r**t``."""
-    found = after(
-        lambda t: START + SLOPE * ratio**t,
-        12,
-        method="geometric",
-        every=12,
-        window=4,
-        spacing=3,
-        horizon=horizon,
-    )
-    expected = START + SLOPE * ratio ** (12 + horizon)
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-9, atol=1e-12)
 
 
 def test_linear_jump_is_least_squares() -> None:
@@ -92,15 +68,6 @@ def test_linear_jump_is_least_squares() -> None:
         expected = level + slope * (count - 1 + ahead) - points[-1]
         found = linear_jump([torch.from_numpy(each - points[-1]) for each in points], ahead)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
-
-
-def test_geometric_ratio_is_clamped() -> None:
-    swinging = [torch.tensor([x], dtype=torch.float64) for x in (1.0, -1.0, 1.0, 0.0)]
-    assert geometric_jump(swinging, 5.0).tolist() == [0.0]
-    growing = [torch.tensor([x - 7.0], dtype=torch.float64) for x in (0.0, 1.0, 3.0, 7.0)]
-    assert geometric_jump(growing, 5.0).tolist() == [20.0]
-    still = [torch.zeros(3) for _ in range(3)]
-    assert geometric_jump(still, 5.0).tolist() == [0.0] * 3
 
 
 def test_trust_ratio_bounds_the_jump() -> None:
@@ -156,31 +123,19 @@ def test_unmoved_parameter_keeps_its_bits() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(1000, generator=generator))
     before = weight.detach().clone()
-    for method in ("linear", "geometric"):
-        optimizer = Nowcasting(
-            torch.optim.SGD([weight]), method=method, every=10, window=5, spacing=2
-        )
-        for _ in range(10):
-            optimizer.step()
-        assert optimizer.jumps == 1
-        assert torch.equal(weight, before)
+    optimizer = Nowcasting(torch.optim.SGD([weight]), every=10, window=5, spacing=2)
+    for _ in range(10):
+        optimizer.step()
+    assert optimizer.jumps == 1
+    assert torch.equal(weight, before)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            {"every": 16},
-            "must be greater than the 16 steps that 5 snapshots span, 4 apart; 16 is not",
-        ),
-        ({"method": "geometric", "window": 2}, "must be 3 or greater with 'method': geometric"),
-    ],
-)
-def test_snapshots_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
+def test_snapshots_that_do_not_fit_are_refused() -> None:
+    text = "must be greater than the 16 steps that 5 snapshots span, 4 apart; 16 is not"
     with pytest.raises(ConfigError, match=text):
-        make_choice("optimizer", "nowcasting", options)
+        make_choice("optimizer", "nowcasting", {"every": 16})
     with pytest.raises(ConfigError, match=text):
-        Nowcasting(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), **options)
+        Nowcasting(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), every=16)
 
 
 def test_trits_are_refused_with_the_reason() -> None:

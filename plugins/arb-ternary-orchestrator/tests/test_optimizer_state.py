@@ -38,7 +38,6 @@ ALL = [
     (
         "nowcasting",
         {
-            "method": "geometric",
             "every": 6,
             "spacing": 1,
             "inner": {

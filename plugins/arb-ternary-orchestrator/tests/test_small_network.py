@@ -6,7 +6,6 @@ has chosen for 512 samples; 300 batches of 32, and a rate that falls along a cos
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -78,15 +77,12 @@ def test_loss_falls_below_a_bound(name: str, options: dict[str, Any], bound: flo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["linear", "geometric"])
 @pytest.mark.parametrize("lr", [0.01, 0.002])
-def test_nowcasting_ends_below_adam_alone(method: str, lr: float) -> None:
+def test_nowcasting_ends_below_adam_alone(lr: float) -> None:
     for seed in range(3):
         inner = {"name": "adamw", "lr": lr}
         alone, _ = trained("adamw", {"lr": lr}, seed)
-        assert (
-            trained("nowcasting", {"inner": inner, "every": 25, "method": method}, seed)[0] < alone
-        )
+        assert trained("nowcasting", {"inner": inner, "every": 25}, seed)[0] < alone
 
 
 @pytest.mark.slow
@@ -138,8 +134,7 @@ def test_swats_before_the_switch_is_adam() -> None:
 
 def test_swats_and_nowcasting_on_a_quadratic() -> None:
     """Adam at a constant rate goes on stepping by about the rate; SGD's steps shrink with the
-    gradient. A geometric jump on a quadratic of one curvature is ``horizon`` steps of gradient
-    descent for nothing.
+    gradient. A jump goes further down for nothing.
     """
     curvatures = torch.linspace(0.5, 2.0, 8)
 
@@ -158,15 +153,6 @@ def test_swats_and_nowcasting_on_a_quadratic() -> None:
     )
 
     descent = {"name": "sgd", "lr": 0.05, "momentum": 0.0}
-    jumping = {
-        "inner": descent,
-        "every": 10,
-        "window": 4,
-        "spacing": 2,
-        "horizon": 6,
-        "method": "geometric",
-    }
-    even = torch.ones(8)
-    ahead = after("nowcasting", {**jumping, "trust_ratio": None}, 40, even)
-    assert ahead == pytest.approx(8 * 4.0 * 0.95 ** (2 * (40 + 4 * 6)), rel=1e-3)
-    assert math.isclose(after("sgd", {"lr": 0.05, "momentum": 0.0}, 64, even), ahead, rel_tol=1e-3)
+    jumping = {"inner": descent, "every": 10, "window": 4, "spacing": 2, "horizon": 6}
+    ahead = after("nowcasting", {**jumping, "trust_ratio": None}, 40, curvatures)
+    assert ahead < after("sgd", {"lr": 0.05, "momentum": 0.0}, 50, curvatures)

@@ -17,6 +17,7 @@ from arb_ternary.config.options import (
     when,
 )
 from arb_ternary.optim.protocol import Planned
+from arb_ternary_orchestrator.optim.config import at_least
 from arb_ternary_orchestrator.validation import contradictions, planned_comparisons
 
 _above_one = Rule("greater than 1", lambda value: value > 1, {"exclusiveMinimum": 1})
@@ -47,7 +48,7 @@ class OrchestratorConfig:
     max_candidates: int = option(
         3,
         "strategies that are tried in an evaluation, including the one in use",
-        validator=Rule("2 or greater", lambda value: value >= 2, {"minimum": 2}),
+        validator=at_least(2),
     )
     max_loss_increase: float = option(
         1.5,
@@ -71,7 +72,7 @@ class OrchestratorConfig:
     window: int = option(
         200,
         "steps over which the slope of the loss is taken, 5 at least",
-        validator=Rule("5 or greater", lambda value: value >= 5, {"minimum": 5}),
+        validator=at_least(5),
     )
     use_adagc: bool = option(
         False, "clip the gradients of float parameters by AdaGC under every strategy"
@@ -85,7 +86,7 @@ class OrchestratorConfig:
     adagc_threshold: float = option(
         3.0,
         "largest norm of a parameter's gradient with AdaGC, as a multiple of its average",
-        validator=Rule("1 or greater", lambda value: value >= 1, {"minimum": 1}),
+        validator=at_least(1),
         active_when=when("use_adagc"),
     )
     use_nowcasting: bool = option(

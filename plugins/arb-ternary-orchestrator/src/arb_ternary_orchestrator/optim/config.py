@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -27,8 +27,11 @@ _decay = Rule(
     "at least 0 and below 1", lambda value: 0 <= value < 1, {"minimum": 0, "exclusiveMaximum": 1}
 )
 _power = Rule("from 0 to 10", lambda value: 0 <= value <= 10, {"minimum": 0, "maximum": 10})
-_at_least_one = Rule("1 or greater", lambda value: value >= 1, {"minimum": 1})
-_at_least_two = Rule("2 or greater", lambda value: value >= 2, {"minimum": 2})
+
+
+def at_least(least: int) -> Rule:
+    """Return the validator of a number that is ``least`` or greater."""
+    return Rule(f"{least} or greater", lambda value: value >= least, {"minimum": least})
 
 
 _decays_matrices = Condition(
@@ -149,7 +152,7 @@ class AdaGCConfig(WrapperConfig):
     threshold: float = option(
         1.05,
         "largest norm of a parameter's gradient, as a multiple of its average",
-        validator=_at_least_one,
+        validator=at_least(1),
     )
     decay: float = option(
         0.98, "decay of the average of a parameter's clipped norms", validator=_decay
@@ -186,12 +189,8 @@ class GradientNoiseConfig(WrapperConfig):
 class NowcastingConfig(WrapperConfig):
     """Options of ``nowcasting``."""
 
-    method: Literal["linear", "geometric"] = option(
-        "linear",
-        "linear = a line through the snapshots; geometric = distances that shrink by one ratio",
-    )
     every: int = option(100, "steps between jumps", validator=positive)
-    window: int = option(5, "snapshots that a jump is predicted from", validator=_at_least_two)
+    window: int = option(5, "snapshots that a jump is predicted from", validator=at_least(2))
     spacing: int = option(4, "steps between snapshots", validator=positive)
     horizon: int = option(10, "steps that a jump goes ahead", validator=positive)
     trust_ratio: float | None = option(
@@ -201,7 +200,7 @@ class NowcastingConfig(WrapperConfig):
     )
 
     def __attrs_post_init__(self) -> None:
-        fault = window_fault(self.method, self.every, self.window, self.spacing)
+        fault = window_fault(self.every, self.window, self.spacing)
         if fault is not None:
             raise ValueError(fault)
 
@@ -211,13 +210,8 @@ class NowcastingConfig(WrapperConfig):
             yield "", NOT_TRITS
 
 
-def window_fault(method: str, every: int, window: int, spacing: int) -> str | None:
+def window_fault(every: int, window: int, spacing: int) -> str | None:
     """Return what is wrong with the snapshots of nowcasting; None if nothing is."""
-    if method == "geometric" and window < 3:
-        return (
-            "'window' must be 3 or greater with 'method': geometric, which compares "
-            "distances between snapshots"
-        )
     span = (window - 1) * spacing
     if span >= every:
         return (

@@ -1,15 +1,14 @@
 """Nowcasting: prediction of the weights some steps ahead from those of the last steps.
 
 It follows Jang, Lee and Park, "Learning to Boost Training by Periodic Nowcasting Near Future
-Weights", 2023, where a trained network predicts. Here the prediction is a line or a damped
-geometric series, which need no training.
+Weights", 2023, where a trained network predicts. Here the prediction is a line, which needs no
+training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -32,7 +31,6 @@ class Nowcasting(FloatWrapper):
 
     Args:
         inner: the optimizer that steps.
-        method: ``"linear"`` (:func:`linear_jump`) or ``"geometric"`` (:func:`geometric_jump`).
         every: steps between jumps.
         window: number of snapshots.
         spacing: steps between snapshots.
@@ -45,8 +43,8 @@ class Nowcasting(FloatWrapper):
         jumps: number of jumps so far.
 
     Raises:
-        ConfigError: ``inner`` trains integer weights; the snapshots do not fit between two jumps,
-            or are too few for the method.
+        ConfigError: ``inner`` trains integer weights, or the snapshots do not fit between two
+            jumps.
     """
 
     only_floats: ClassVar[str] = NOT_TRITS
@@ -55,7 +53,6 @@ class Nowcasting(FloatWrapper):
         self,
         inner: Optimizer,
         *,
-        method: Literal["linear", "geometric"] = "linear",
         every: int = 100,
         window: int = 5,
         spacing: int = 4,
@@ -63,10 +60,9 @@ class Nowcasting(FloatWrapper):
         trust_ratio: float | None = 1.0,
     ) -> None:
         super().__init__(inner)
-        fault = window_fault(method, every, window, spacing)
+        fault = window_fault(every, window, spacing)
         if fault is not None:
             raise ConfigError(f"Nowcasting: {fault}")
-        self.method = method
         self.every = every
         self.window = window
         self.spacing = spacing
@@ -109,8 +105,7 @@ class Nowcasting(FloatWrapper):
         # Elements that have not moved are exactly zero everywhere, so they keep their bits.
         snapshots = self.state[parameter]["snapshots"]
         behind = [snapshot.to(last.dtype) - last for snapshot in snapshots]
-        predict = linear_jump if self.method == "linear" else geometric_jump
-        jump = predict(behind, self.horizon / self.spacing)
+        jump = linear_jump(behind, self.horizon / self.spacing)
         if self.trust_ratio is not None:
             longest = behind[0].norm() * self.trust_ratio
             length = jump.norm()
@@ -153,28 +148,3 @@ def linear_jump(behind: list[Tensor], ahead: float) -> Tensor:
     for index, point in enumerate(behind):
         jump.add_(point, alpha=1 / count + (index - middle) / spread * (count - 1 + ahead - middle))
     return jump
-
-
-def geometric_jump(behind: list[Tensor], ahead: float) -> Tensor:
-    """Return the jump from the last of several equally spaced points if their distances shrink by a
-    common ratio.
-
-    The ratio ``r`` is the least-squares one of all distances ``d`` of the tensor, ``sum(d' . d) /
-    sum(d . d)``, but at least 0 (an oscillating tensor has arrived) and at most 1; the jump is the
-    last distance times ``r + r**2 + ... + r**ahead``.
-
-    Args:
-        behind: the points relative to the last one; oldest first, at least three.
-        ahead: length of the jump in spacings.
-    """
-    distances = [after - before for before, after in pairwise(behind)]
-    pairs = list(pairwise(distances))
-    along = sum(
-        ((after * before).sum() for before, after in pairs), torch.zeros_like(behind[0].sum())
-    )
-    squares = sum(((before * before).sum() for before, _ in pairs), torch.zeros_like(along))
-    ratio = torch.where(squares > 0, along / squares, torch.zeros_like(along)).clamp(0, 1)
-    series = torch.where(
-        ratio < 1, ratio * (1 - ratio**ahead) / (1 - ratio), torch.full_like(ratio, ahead)
-    )
-    return distances[-1] * series
