@@ -9,7 +9,7 @@ import click
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
-_DECISIONS = ("step", "from", "to", "why")
+_DECISIONS = ("phase", "step", "from", "to", "why")
 _CANDIDATES = ("step", "candidate", "loss", "to", "reward", "steps", "", "time")
 
 
@@ -33,8 +33,7 @@ def explain(run: Path, as_json: bool) -> None:
         print_json(found.to_json())
         return
     if found.decisions:
-        header = ("phase", *_DECISIONS) if found.several_phases else _DECISIONS
-        print_table(header, found.decision_rows())
+        print_table(_DECISIONS, found.decision_rows())
     candidates = list(found.candidate_rows())
     if candidates:
         click.echo()

@@ -17,6 +17,7 @@ from arb_ternary.errors import ArbError, UsageProblem
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.durable import replacing
 from arb_ternary_train.metrics import MetricsWriter, read_metrics, to_line
+from arb_ternary_train.progress import format_duration
 
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.branches import Trial
@@ -230,11 +231,6 @@ class Explanation:
     steps: int
     decisions: Sequence[Mapping[str, Any]]
 
-    @property
-    def several_phases(self) -> bool:
-        """Whether there are decisions of more than one phase."""
-        return len({each.get("phase", "") for each in self.decisions}) > 1
-
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
         spent = sum(each["steps_spent"] for each in self.decisions)
@@ -255,25 +251,20 @@ class Explanation:
         if not self.decisions:
             return [f"{self.run}: no decision was due in {self.steps:,} steps."]
         facts = self.to_json()
-        counts = [_counted(len(self.decisions), "decision")]
-        counts.append(_counted(facts["comparisons"], "comparison"))
-        counts.append(_counted(facts["switches"], "switch", "switches"))
-        counts.append(_counted(facts["rollbacks"], "rollback"))
         return [
-            f"{self.run}: {', '.join(counts)} in {self.steps:,} steps.",
-            f"Candidates that were not kept took {_counted(facts['steps_spent'], 'step')} more, "
-            f"{facts['overhead']:.1%} of all; deciding took {_duration(facts['seconds'])}.",
+            f"{self.run}: steps: {self.steps:,}; decisions: {len(self.decisions)}; comparisons: "
+            f"{facts['comparisons']}; switches: {facts['switches']}; rollbacks: "
+            f"{facts['rollbacks']}",
+            f"Steps of candidates that were not kept: {facts['steps_spent']:,}, "
+            f"{facts['overhead']:.1%} of all; time of all decisions: "
+            f"{format_duration(facts['seconds'])}",
         ]
 
     def decision_rows(self) -> Iterator[Row]:
-        """Yield step, strategy before and after, and the reason; the phase first if there are
-        several.
-        """
-        several = self.several_phases
+        """Yield phase, step, strategy before and after, and the reason."""
         for each in self.decisions:
             after = "(stays)" if each["to"] == each["from"] else each["to"]
-            row = (each["step"], each["from"], after, _reason(each))
-            yield (each.get("phase", ""), *row) if several else row
+            yield each.get("phase", ""), each["step"], each["from"], after, _reason(each)
 
     def candidate_rows(self) -> Iterator[Row]:
         """Yield step, strategy, loss before and after, reward, steps, outcome, and the time that
@@ -281,7 +272,7 @@ class Explanation:
         """
         for each in self.decisions:
             step = each["step"]
-            seconds = _duration(each["seconds"])
+            seconds = format_duration(each["seconds"])
             for candidate in each["candidates"]:
                 outcome = "failed" if candidate.get("failed") else "lost"
                 # The highest reward may lose: the strategy in use stays unless another exceeds it
@@ -345,14 +336,3 @@ def _number(value: Any, form: str, missing: str = "") -> str:
     if value is None:
         return missing
     return value if isinstance(value, str) else format(value, form)
-
-
-def _counted(count: int, noun: str, plural: str = "") -> str:
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
