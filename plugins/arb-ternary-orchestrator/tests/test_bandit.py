@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from arb_ternary.errors import CheckpointError, UsageProblem
+from arb_ternary.errors import CheckpointError
 from arb_ternary_orchestrator.bandit import Bandit
 
 NAMES = ["calm", "bold", "sgd", "lion"]
@@ -117,26 +117,6 @@ def test_generator_only_breaks_ties() -> None:
     untried.choose(2, "calm", {}, generators[0])
     known.choose(3, "bold", {}, generators[1])
     assert torch.equal(generators[0].get_state(), generators[1].get_state())
-
-
-def test_unknown_name_suggests_the_nearest() -> None:
-    for call in (
-        lambda: Bandit(NAMES).reward("blod", 1.0),
-        lambda: Bandit(NAMES).fail("blod"),
-        lambda: Bandit(NAMES).choose(2, "blod", {}),
-        lambda: Bandit(NAMES).choose(2, "bold", {"blod": 2.0}),
-    ):
-        with pytest.raises(UsageProblem, match=r"'blod'.*\n.*'bold'"):
-            call()
-
-
-def test_nonfinite_reward_is_refused() -> None:
-    made = Bandit(NAMES)
-    with pytest.raises(ValueError, match="failed trial"):
-        made.reward("calm", math.nan)
-    assert made.tried["calm"] == 0
-    with pytest.raises(ValueError, match="differ"):
-        Bandit(["a", "a"])
 
 
 def test_state_roundtrip_and_refusal_of_other_strategies() -> None:

@@ -63,8 +63,3 @@ def test_state_roundtrip() -> None:
     first.add(4.0)
     second.add(4.0)
     assert first.state_dict() == second.state_dict()
-
-
-def test_invalid_decay_is_refused() -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        Moments(1.0)

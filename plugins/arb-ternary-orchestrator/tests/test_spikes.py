@@ -148,8 +148,6 @@ def test_count_and_score() -> None:
     detector.observe(0.0)
     assert detector.score == pytest.approx(0.9**6 + 0.9**1)
     assert [detector.count(window) for window in (1, 2, 6, 7, 100)] == [0, 1, 1, 2, 2]
-    with pytest.raises(ValueError, match="raise its memory"):
-        detector.count(101)
     for _ in range(100):
         detector.observe(0.0)
     assert detector.count(100) == 0
@@ -166,9 +164,3 @@ def test_state_roundtrip() -> None:
         second.observe(value) for value in values[120:]
     ]
     assert first.state_dict() == second.state_dict()
-
-
-def test_invalid_options_are_refused() -> None:
-    for bad in ({"k": 0.0}, {"warmup": 1}, {"memory": 0}):
-        with pytest.raises(ValueError, match="have to be positive"):
-            SpikeDetector(**bad)  # type: ignore[arg-type]

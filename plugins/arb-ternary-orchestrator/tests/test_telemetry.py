@@ -174,8 +174,3 @@ def test_state_roundtrip() -> None:
             telemetry.observe(Observation(step, loss, grad_norm=1.0, flips={"up": 3}))
     assert first.state_dict() == second.state_dict()
     assert first.numbers() == second.numbers()
-
-
-def test_window_below_five_is_refused() -> None:
-    with pytest.raises(ValueError, match="5 losses at least"):
-        Telemetry(window=4)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from arb_ternary.errors import CheckpointError, UsageProblem, nearest
+from arb_ternary.errors import CheckpointError
 from arb_ternary_orchestrator.state import Stateful
 
 #: Number of last rewards that a mean is taken over.
@@ -35,11 +35,6 @@ class Bandit(Stateful):
     state_names: ClassVar[tuple[str, ...]] = ("_rewards", "tried", "failed")
 
     def __init__(self, strategies: Sequence[str], *, exploration: float = 2.0) -> None:
-        if not strategies or len(set(strategies)) != len(strategies):
-            raise ValueError(
-                f"the names of strategies have to differ, and there has to be one: "
-                f"{list(strategies)}"
-            )
         self.strategies = tuple(strategies)
         self.exploration = exploration
         self._rewards: dict[str, list[float]] = {name: [] for name in self.strategies}
@@ -48,7 +43,7 @@ class Bandit(Stateful):
 
     def mean(self, name: str) -> float | None:
         """Return the mean of the last 20 rewards of a strategy; None without rewards."""
-        rewards = self._rewards[self._known(name)]
+        rewards = self._rewards[name]
         return math.fsum(rewards) / len(rewards) if rewards else None
 
     def score(self, name: str, multiplier: float = 1.0) -> float:
@@ -57,7 +52,7 @@ class Bandit(Stateful):
         ``multiplier`` says how much the strategy suits the situation. Above 1 it raises the score
         by that share of its magnitude, below 1 it lowers it, also if the score is negative.
         """
-        tries = self.tried[self._known(name)]
+        tries = self.tried[name]
         if not tries:
             return math.inf
         mean = self.mean(name)
@@ -84,8 +79,6 @@ class Bandit(Stateful):
             generator: draws the order of equally good strategies; without one it is that of
                 ``strategies``. The number of draws does not depend on the scores.
         """
-        for name in (current, *context):
-            self._known(name)
         ties = [0.0] * len(self.strategies)
         if generator is not None:
             size = len(self.strategies)
@@ -100,21 +93,15 @@ class Bandit(Stateful):
         return best if current in best else [*best[: count - 1], current]
 
     def reward(self, name: str, value: float) -> None:
-        """Record a trial of ``name`` with the reward ``value``.
-
-        Raises:
-            ValueError: the reward is not finite, which means that the trial failed.
-        """
-        if not math.isfinite(value):
-            raise ValueError(f"strategy {name!r}: a reward of {value} is a failed trial")
-        rewards = self._rewards[self._known(name)]
+        """Record a trial of ``name`` with the reward ``value``, a finite number."""
+        rewards = self._rewards[name]
         rewards.append(value)
         del rewards[:-REMEMBERED]
         self.tried[name] += 1
 
     def fail(self, name: str) -> None:
         """Record a failed trial of ``name``."""
-        self.tried[self._known(name)] += 1
+        self.tried[name] += 1
         self.failed[name] += 1
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,13 +119,3 @@ class Bandit(Stateful):
                 "new run.",
             )
         super().load_state_dict(state)
-
-    def _known(self, name: str) -> str:
-        if name not in self._rewards:
-            close = nearest(name, self.strategies)
-            hint = f"did you mean {close!r}?\n" if close else ""
-            raise UsageProblem(
-                f"strategy {name!r} is not among those of this run",
-                f"{hint}available: {', '.join(self.strategies)}",
-            )
-        return name

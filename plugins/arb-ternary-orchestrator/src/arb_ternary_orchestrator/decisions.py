@@ -58,21 +58,20 @@ class DecisionBoundary(Stateful):
 
     Args:
         options: the numbers above.
-        start: the step that training begins after.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("_last", "_phase", "_settled", "_held", "_stood_back")
 
-    def __init__(self, options: OrchestratorConfig, start: int = 0) -> None:
+    def __init__(self, options: OrchestratorConfig) -> None:
         self.options = options
-        self._last = start
+        self._last = 0
         self._phase: Phase | None = None
         self._settled: Phase | None = None
         self._held = 0
         self._stood_back = False
 
     def decide(
-        self, telemetry: Telemetry, losses: SpikeDetector, seen: Observation, manual: str | None
+        self, telemetry: Telemetry, losses: SpikeDetector, manual: str | None
     ) -> Trigger | None:
         """Return why a decision is due after a step; None if none is.
 
@@ -81,9 +80,9 @@ class DecisionBoundary(Stateful):
         Args:
             telemetry: running numbers of the loop.
             losses: the detector that observes the losses.
-            seen: the step.
             manual: the strategy that a user asked for.
         """
+        seen = telemetry.last
         self._follow(telemetry.phase)
         danger = self._danger(losses, seen)
         if danger is not None:

@@ -58,8 +58,6 @@ class Moments(Stateful):
     state_names: ClassVar[tuple[str, ...]] = ("count", "mean", "_spread")
 
     def __init__(self, decay: float) -> None:
-        if not 0 < decay < 1:
-            raise ValueError(f"decay has to be between 0 and 1, not {decay}")
         self.decay = decay
         # With more values the sums are, in double precision, those of infinitely many weights.
         self._enough = math.ceil(-38 / math.log(decay))

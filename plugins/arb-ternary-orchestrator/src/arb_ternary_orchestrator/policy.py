@@ -29,13 +29,14 @@ from arb_ternary_orchestrator.rollback import Recovery, Ring, without_gradient
 from arb_ternary_orchestrator.snapshots import SnapshotMemory
 from arb_ternary_orchestrator.state import restore_state, state_of
 from arb_ternary_orchestrator.switching import Strategies
-from arb_ternary_orchestrator.telemetry import Meter, Monitor, Observation
+from arb_ternary_orchestrator.telemetry import Meter, Monitor
 from arb_ternary_orchestrator.validation import share_lost
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_train.step import StepResult
 
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
+    from arb_ternary_orchestrator.telemetry import Observation
     from arb_ternary_train.loop import TrainingLoop
 
 #: Steps over which microbatches per step are averaged, if an optimizer decides their number.
@@ -72,7 +73,6 @@ class Orchestrator:
         self.lost_steps = 0
         self._meter = Meter(config.telemetry_every)
         self._news: Literal["step", "skip"] | None = None  # what the last microbatch brought
-        self._last: Observation | None = None
         self._pending: Trigger | None = None
         self._draws: deque[int] = deque(maxlen=_DRAWS)
         self._rolled_back: Sequence[int] | None = None  # steps before and after the last rollback
@@ -148,7 +148,6 @@ class Orchestrator:
         return {
             **state_of(self, _STATE),
             "strategy": self._strategies.current,
-            "last": None if self._last is None else asdict(self._last),
             "pending": None if self._pending is None else asdict(self._pending),
             "decisions": decisions,
         }
@@ -161,7 +160,6 @@ class Orchestrator:
         """
         restore_state(self, _STATE, state)
         self._strategies.resume(loop, state["strategy"])
-        self._last = None if state["last"] is None else Observation(**state["last"])
         self._pending = None if state["pending"] is None else Trigger(**state["pending"])
         self._known_decisions = state["decisions"]
 
@@ -197,18 +195,16 @@ class Orchestrator:
         if seen is None:
             return
         self._monitor.observe(seen)
-        self._last = seen
         self._news = "skip" if drawn.report is None else "step"
         if drawn.report is not None:
             self._draws.append(seen.draws)
 
     def _due(self, request: SwitchRequest | None) -> Trigger | None:
         """Return why a decision is due now; None if none is."""
-        if self._news is None or self._last is None:
+        if self._news is None:
             return None
-        monitor = self._monitor
         name = None if request is None else request.name
-        return self._boundary.decide(monitor.telemetry, monitor.losses, self._last, name)
+        return self._boundary.decide(self._monitor.telemetry, self._monitor.losses, name)
 
     def _report(self, trigger: Trigger, before: str, started: float, **facts: Any) -> None:
         """Report a decision that has been carried out, and start the hysteresis."""

@@ -34,7 +34,7 @@ class SpikeDetector(Stateful):
     on; for ``k = 2`` 2.6 % of the noise are called spikes, not 2.3 %.
 
     Args:
-        k: standard deviations.
+        k: standard deviations, above 0.
         decay: factor by which the weight of a value falls with each value after it.
         warmup: number of first values that are not called spikes, because a run begins with its
             steepest fall. They are clipped like all others.
@@ -60,11 +60,6 @@ class SpikeDetector(Stateful):
     def __init__(
         self, k: float = 3.0, decay: float = 0.99, *, warmup: int = 10, memory: int = 1000
     ) -> None:
-        if k <= 0 or warmup < 2 or memory < 1:
-            raise ValueError(
-                f"k and memory have to be positive and warmup at least 2, not {k}, {memory} and "
-                f"{warmup}"
-            )
         self.k = k
         self.warmup = warmup
         self.memory = memory
@@ -97,16 +92,7 @@ class SpikeDetector(Stateful):
         return spike
 
     def count(self, window: int) -> int:
-        """Return the number of spikes among the last ``window`` values.
-
-        Raises:
-            ValueError: ``window`` is longer than the memory.
-        """
-        if window > self.memory:
-            raise ValueError(
-                f"the detector remembers spikes among {self.memory} values, not {window}: raise "
-                f"its memory"
-            )
+        """Return the number of spikes among the last ``window`` values, at most the memory."""
         return sum(at > self.seen - window for at in self._spikes)
 
     def _limit(self) -> float:

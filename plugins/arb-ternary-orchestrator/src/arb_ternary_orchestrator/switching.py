@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary_orchestrator.strategies import Strategy, preferences, wrap_floats
+from arb_ternary_orchestrator.strategies import Strategy, wrap_floats
 from arb_ternary_orchestrator.strategies.carry import carry_state
 from arb_ternary_orchestrator.strategies.lookup import strategies_of
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.snapshots import Kept
     from arb_ternary_orchestrator.training_phases import Phase
     from arb_ternary_train.loop import TrainingLoop
+
+#: Factor on the score of a strategy in a phase of training that it suits.
+_PREFERENCE: Final = 1.25
 
 
 class Strategies:
@@ -52,7 +55,9 @@ class Strategies:
 
     def preferred(self, phase: Phase) -> dict[str, float]:
         """Return the factor by which each strategy that suits ``phase`` is preferred."""
-        return preferences(self._by_name.values(), phase)
+        return {
+            name: _PREFERENCE for name, strategy in self._by_name.items() if phase in strategy.suits
+        }
 
     def slower(self) -> dict[str, float]:
         """Return how many times slower votes are under each strategy with a lower rate of votes

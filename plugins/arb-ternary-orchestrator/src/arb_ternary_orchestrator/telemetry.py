@@ -219,7 +219,7 @@ class Telemetry(Stateful):
     """Running numbers of a training loop. Losses that are not finite enter no statistics.
 
     Args:
-        window: number of losses that the trend is fitted to.
+        window: number of losses that the trend is fitted to, at least five.
         decay: decay of the exponential weights of mean and variance of the loss.
         warmup_steps: warm-up steps of the learning rate.
         planned_steps: steps of the whole loop; without a plan no step is early or late.
@@ -251,10 +251,6 @@ class Telemetry(Stateful):
         weights: Mapping[str, int] | None = None,
         without_memory: Collection[str] = (),
     ) -> None:
-        if window < LEAST_POINTS:
-            raise ValueError(
-                f"a line needs a window of {LEAST_POINTS} losses at least, not {window}"
-            )
         self.window = window
         self.warmup_steps = warmup_steps
         self.planned_steps = planned_steps

@@ -43,12 +43,7 @@ def planned_comparisons(
         planned: what the run trains; None if its model does not say.
     """
     kinds = frozenset({"ternary", "float"}) if planned is None else planned.kinds
-    where = "the loop"
-    if has_own_loops(phase.options):
-        where = "each loop"
-        steps = phase.options.steps_of_loop
-    else:
-        steps = planned_steps(phase.options, run)
+    where, steps = _loop_of(phase, run)
     if steps is None:
         return None
 
@@ -122,17 +117,21 @@ def _steps(options: OrchestratorConfig, run: Any) -> Iterator[tuple[str, str]]:
         policy = getattr(phase.options, "policy", None)
         if getattr(policy, "options", None) is not options:
             continue  # another policy, or that of another phase
-        where = f"the phase {phase.name!r}"
-        steps = getattr(phase.options, "steps", None)
-        if has_own_loops(phase.options):
-            where = f"each loop of {where}"
-            steps = phase.options.steps_of_loop
+        loop, steps = _loop_of(phase, run)
         if steps is not None and steps < options.eval_horizon:
+            where = f"{loop} of the phase {phase.name!r}".removeprefix("the loop of ")
             yield (
                 "eval_horizon",
                 f"{options.eval_horizon} steps are more than the {steps} of {where}, so that no "
                 f"strategy could be tried; give at most {max(1, steps // 4)}",
             )
+
+
+def _loop_of(phase: Any, run: Any) -> tuple[str, int | None]:
+    """Return which loop of a phase has an orchestrator, in words, and its steps if known."""
+    if has_own_loops(phase.options):
+        return "each loop", phase.options.steps_of_loop
+    return "the loop", planned_steps(phase.options, run)
 
 
 def _wrappers(

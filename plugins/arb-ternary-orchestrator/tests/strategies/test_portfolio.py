@@ -15,7 +15,6 @@ from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies import (
     Strategy,
     find_strategy,
-    preferences,
     strategies_named,
 )
 from arb_ternary_orchestrator.strategies.carry import carry_state
@@ -48,7 +47,7 @@ def model(kind: str) -> nn.Module:
 def test_built_in_strategies_are_registered() -> None:
     registered = manager().registry.by_name("arb_register_strategies")
     assert registered.keys() - {"soar", "dive"} == STRATEGIES.keys()
-    assert {name: find_strategy(name).summary for name in STRATEGIES} == STRATEGIES
+    assert {name: registered[name].summary for name in STRATEGIES} == STRATEGIES
 
 
 @pytest.mark.parametrize("kind", CONFIGURED)
@@ -97,18 +96,17 @@ def test_conservative_is_slower_and_aggressive_is_faster(kind: str) -> None:
     )
 
 
-def test_suitable_strategies_are_preferred() -> None:
+def test_strategies_suit_phases() -> None:
     strategies = [find_strategy(name) for name in STRATEGIES]
-    assert preferences(strategies, "plateau") == {"sgd_escape": 1.25}
-    assert preferences(strategies, "late") == {"sgd_escape": 1.25}
-    assert preferences(strategies, "mid") == {}
-    assert set(preferences(strategies, "unstable")) == {
-        "conservative_adamw",
-        "conservative_votes",
-        "spike_resistant",
-    }
-    assert set(preferences(strategies, "early")) == {"conservative_adamw", "conservative_votes"}
-    assert set(preferences(strategies, "converging")) == {"aggressive_adamw", "aggressive_votes"}
+
+    def suitable(phase: str) -> set[str]:
+        return {strategy.name for strategy in strategies if phase in strategy.suits}
+
+    assert suitable("plateau") == suitable("late") == {"sgd_escape"}
+    assert suitable("mid") == set()
+    assert suitable("unstable") == {"conservative_adamw", "conservative_votes", "spike_resistant"}
+    assert suitable("early") == {"conservative_adamw", "conservative_votes"}
+    assert suitable("converging") == {"aggressive_adamw", "aggressive_votes"}
     with pytest.raises(ValueError, match="must be in"):
         Strategy(name="mine", summary="", suits=("plato",))  # type: ignore[arg-type]
 

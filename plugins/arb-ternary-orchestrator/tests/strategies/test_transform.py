@@ -11,13 +11,13 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies import (
     Strategy,
-    applicable,
     chosen,
     effect,
     find_strategy,
     with_options,
     wrap_floats,
 )
+from arb_ternary_orchestrator.strategies.lookup import strategies_of
 from arb_ternary_testing.component import make_choice
 
 
@@ -205,11 +205,8 @@ def test_effect_depends_on_the_trained_parts() -> None:
 )
 def test_applicable_strategies_differ(name: str, kinds: set[str]) -> None:
     configured = optimizer(name)
-    first = [
-        find_strategy("configured"),
-        *(find_strategy(each) for each in STRATEGIES if each != "configured"),
-    ]
-    found = applicable(first, configured, kinds)
+    first = [find_strategy(each) for each in STRATEGIES]
+    found = strategies_of("configured", "configured", None, configured, kinds)
     assert found[0].name == "configured"
     effects = [effect(each, configured, kinds) for each in found]
     assert all(one not in effects[:index] for index, one in enumerate(effects))

@@ -77,7 +77,3 @@ class AdaGC(FloatWrapper):
 
     def _statistics(self) -> dict[str, float]:
         return {"clipped": float(self.last_clipped)}
-
-    def planned_state_bytes(self) -> int:
-        """Return 0: the averages are numbers in host memory."""
-        return 0

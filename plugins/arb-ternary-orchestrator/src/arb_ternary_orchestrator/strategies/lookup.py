@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, Final
+from typing import Any
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.fields import to_plain
@@ -14,10 +14,6 @@ from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.hookspecs import arb_register_strategies
 from arb_ternary_orchestrator.strategies.strategy import Strategy
 from arb_ternary_orchestrator.strategies.transform import is_float, is_ternary, leaves_of
-from arb_ternary_orchestrator.training_phases import Phase
-
-#: Factor on the score of a strategy in a phase of training that it suits.
-PREFERENCE: Final = 1.25
 
 
 def strategies_named(
@@ -86,27 +82,6 @@ def effect(
     )
 
 
-def applicable(
-    strategies: Iterable[Strategy], configured: OptimizerChoice, kinds: Collection[str]
-) -> tuple[Strategy, ...]:
-    """Return the strategies that differ in a run, in order; the first of several equal ones.
-
-    Args:
-        strategies: some strategies, best with ``configured`` first.
-        configured: the run's optimizer.
-        kinds: kinds of the parts that are trained: ``Planned.kinds``, or the keys of
-            ``Trainable.parts``.
-    """
-    found: list[Strategy] = []
-    seen: list[tuple[Any, ...]] = []
-    for strategy in strategies:
-        what = effect(strategy, configured, kinds)
-        if what not in seen:
-            seen.append(what)
-            found.append(strategy)
-    return tuple(found)
-
-
 def strategies_of(
     initial: str,
     safety: str,
@@ -114,13 +89,14 @@ def strategies_of(
     configured: OptimizerChoice,
     kinds: Collection[str],
 ) -> tuple[Strategy, ...]:
-    """Return the strategies of :func:`strategies_named`, without built-in ones that make no
-    difference.
+    """Return the strategies of :func:`strategies_named`. Of built-in ones with equal effects the
+    first is left.
 
     Args:
         initial, safety, strategies: options of the run.
         configured: the run's optimizer.
-        kinds: see :func:`applicable`.
+        kinds: kinds of the parts that are trained: ``Planned.kinds``, or the keys of
+            ``Trainable.parts``.
 
     Raises:
         UsageProblem: a strategy does not exist.
@@ -128,10 +104,11 @@ def strategies_of(
     found = [find_strategy(name) for name in strategies_named(initial, safety, strategies)]
     if strategies is not None:
         return tuple(found)
-    fitting = applicable(found, configured, kinds)
-    return tuple(each for each in found if each in fitting or each.name in (initial, safety))
-
-
-def preferences(strategies: Iterable[Strategy], phase: Phase) -> dict[str, float]:
-    """Return the factor of each strategy that suits ``phase``, as ``Bandit.choose`` takes it."""
-    return {strategy.name: PREFERENCE for strategy in strategies if phase in strategy.suits}
+    kept: list[Strategy] = []
+    seen: list[tuple[Any, ...]] = []
+    for strategy in found:
+        what = effect(strategy, configured, kinds)
+        if what not in seen or strategy.name in (initial, safety):
+            kept.append(strategy)
+        seen.append(what)
+    return tuple(kept)

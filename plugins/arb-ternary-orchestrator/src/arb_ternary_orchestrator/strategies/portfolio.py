@@ -1,11 +1,12 @@
-"""The built-in strategies; docs/how-to/orchestrate.md has a table of what they do to votes."""
+"""The built-in strategies; what they are for is in ``built_in``, and what they do in a table of
+docs/how-to/orchestrate.md.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies.strategy import RATES, Strategy
 from arb_ternary_orchestrator.strategies.transform import (
     LeafChange,
@@ -55,13 +56,9 @@ def _narrow(leaf: OptimizerChoice) -> OptimizerChoice:
     return with_options(leaf, clip=min(leaf.options.clip, 1.0))
 
 
-configured = Strategy(
-    name="configured",
-    summary=STRATEGIES["configured"],
-)
+configured = Strategy(name="configured")
 conservative_adamw = Strategy(
     name="conservative_adamw",
-    summary=STRATEGIES["conservative_adamw"],
     suits=("early", "unstable"),
     float_rate=0.5,
     ternary_rate=0.5,
@@ -70,7 +67,6 @@ conservative_adamw = Strategy(
 )
 aggressive_adamw = Strategy(
     name="aggressive_adamw",
-    summary=STRATEGIES["aggressive_adamw"],
     suits=("converging",),
     float_rate=2.0,
     ternary_rate=2.0,
@@ -79,7 +75,6 @@ aggressive_adamw = Strategy(
 )
 sgd_escape = Strategy(
     name="sgd_escape",
-    summary=STRATEGIES["sgd_escape"],
     suits=("plateau", "late"),
     ternary_rate=4.0,
     grad_clip=1.0,
@@ -88,7 +83,6 @@ sgd_escape = Strategy(
 )
 spike_resistant = Strategy(
     name="spike_resistant",
-    summary=STRATEGIES["spike_resistant"],
     suits=("unstable",),
     float_rate=0.25,
     ternary_rate=0.25,
@@ -97,7 +91,6 @@ spike_resistant = Strategy(
 )
 lion_conservative = Strategy(
     name="lion_conservative",
-    summary=STRATEGIES["lion_conservative"],
     float_rate=0.5,
     grad_clip=1.0,
     float_leaf=_rule("lion", beta1=0.9, beta2=0.99),
@@ -105,14 +98,12 @@ lion_conservative = Strategy(
 )
 conservative_votes = Strategy(
     name="conservative_votes",
-    summary=STRATEGIES["conservative_votes"],
     suits=("early", "unstable"),
     float_rate=0.7,
     ternary_rate=0.5,
 )
 aggressive_votes = Strategy(
     name="aggressive_votes",
-    summary=STRATEGIES["aggressive_votes"],
     suits=("converging",),
     float_rate=1.4,
     ternary_rate=2.0,

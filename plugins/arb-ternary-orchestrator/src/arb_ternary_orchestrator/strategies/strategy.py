@@ -49,7 +49,7 @@ class Strategy:
     """
 
     name: str
-    summary: str
+    summary: str = ""
     float_rate: float = field(default=1.0, validator=gt(0.0))
     ternary_rate: float = field(default=1.0, validator=gt(0.0))
     grad_clip: float | Literal["configured"] | None = "configured"
