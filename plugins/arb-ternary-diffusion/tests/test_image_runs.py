@@ -123,7 +123,7 @@ def test_label_is_a_name_or_a_number() -> None:
 
 def test_grid_places_every_image(tmp_path: Path) -> None:
     images_NCHW = torch.linspace(-1.2, 1.2, 3 * 3 * 40 * 32).view(3, 3, 40, 32)
-    write_grid(tmp_path / "grid.png", images_NCHW, columns=2)
+    write_grid(tmp_path / "grid.png", images_NCHW)
     with Image.open(tmp_path / "grid.png") as found:
         levels = np.asarray(found)
     assert levels.shape == (2 * 40 + 2, 2 * 32 + 2, 3)

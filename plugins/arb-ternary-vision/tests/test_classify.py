@@ -25,7 +25,8 @@ from arb_ternary_train.plot import save_figure
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_vision.cli.images import read_images
-from arb_ternary_vision.figures import draw_confusion, draw_sheet, to_bytes
+from arb_ternary_vision.figures import draw_confusion, draw_sheet
+from arb_ternary_vision.pixels import to_bytes
 from arb_ternary_vision.predictions import Predictions, class_names, classify_batches
 
 CONFIG = """

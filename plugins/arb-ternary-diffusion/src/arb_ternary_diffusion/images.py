@@ -11,26 +11,27 @@ from pathlib import Path
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from PIL import Image
 from torch import Tensor, nn
 
 from arb_ternary.config.choice import Choice
-from arb_ternary.errors import DataError, UsageProblem, nearest
+from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary.specs import MaskingSpec
 from arb_ternary_diffusion.models.denoiser import DenoisingModel
 from arb_ternary_diffusion.noise_config import NoiseConfig
 from arb_ternary_diffusion.samplers import SamplerName, draw, guide
 from arb_ternary_train.durable import replacing
 from arb_ternary_train.evaluate import evaluation_mode
+from arb_ternary_vision.pixels import to_bytes
 
 #: Images that the model predicts together; more save no time on a CPU.
 _CHUNK: Final = 256
 #: Smallest side of an image in a grid; smaller images are magnified by a whole number.
 _MIN_SIDE: Final = 32
-#: Pixels between two images of a grid, and their grey level.
+#: Pixels between two images of a grid.
 _GAP: Final = 2
-_GAP_LEVEL: Final = 128
 
 
 @frozen(eq=False)
@@ -184,34 +185,22 @@ class _NoiseSource:
         return torch.stack(noise)
 
 
-def write_grid(path: Path, images_NCHW: Tensor, *, columns: int | None = None) -> None:
-    """Write images in [-1, 1] into one PNG, row by row, whole or not at all.
-
-    Args:
-        path: the file.
-        images_NCHW: images of one channel (grey) or three (red, green and blue).
-        columns: images per row; None = as many as make a square.
+def write_grid(path: Path, images_NCHW: Tensor) -> None:
+    """Write images in [-1, 1] into one PNG, row by row in a square, whole or not at all.
 
     Raises:
-        DataError: there is no image, or it has another number of channels.
+        ArbError: the images have neither one channel (grey) nor three (red, green and blue).
         OSError: the file cannot be written.
     """
     count, channels, height, width = images_NCHW.shape
-    if not count or channels not in (1, 3):
-        raise DataError(f"{path}: a PNG holds images of 1 or 3 channels, not {count} of {channels}")
-    columns = min(count, columns or math.ceil(math.sqrt(count)))
+    columns = math.ceil(math.sqrt(count))
     rows = -(-count // columns)
     scale = max(1, -(-_MIN_SIDE // min(height, width)))
-    levels = (images_NCHW.clamp(-1, 1) + 1).mul(127.5).round().to(torch.uint8)
-    large = levels.repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)
-    down = scale * height + _GAP
-    across = scale * width + _GAP
-    size = (channels, rows * down - _GAP, columns * across - _GAP)
-    sheet = torch.full(size, _GAP_LEVEL, dtype=torch.uint8)
-    for number, image in enumerate(large):
-        top = down * (number // columns)
-        left = across * (number % columns)
-        sheet[:, top : top + down - _GAP, left : left + across - _GAP] = image
-    pixels = sheet[0] if channels == 1 else sheet.movedim(0, -1).contiguous()
+    large = images_NCHW.repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)
+    # Gaps are 0, the grey between black and white.
+    tiles = F.pad(large, (0, _GAP, 0, _GAP, 0, 0, 0, rows * columns - count))
+    down, across = tiles.shape[2:]
+    grid = tiles.view(rows, columns, channels, down, across).permute(2, 0, 3, 1, 4)
+    sheet = grid.reshape(channels, rows * down, columns * across)[:, :-_GAP, :-_GAP]
     with replacing(path) as temporary:
-        Image.fromarray(pixels.numpy()).save(temporary, format="PNG")
+        Image.fromarray(to_bytes(sheet.numpy())).save(temporary, format="PNG")

@@ -60,24 +60,16 @@ def draw(
         noise: Gaussian, of unit variance.
         prediction: what the model predicts.
         schedule: the schedule that it was trained with.
-        steps: number of evaluations of the model.
+        steps: number of evaluations of the model, at least 1.
         sampler: ``ddim``, or ``ddpm``, which draws from the posterior of each step, with the
             smaller of the two variances of Ho et al.
-        eta: noise that DDIM adds: 0 = none, a map from noise to samples; 1 = as much as DDPM.
+        eta: noise that DDIM adds: 0 = none, a map from noise to samples; 1 = as much as DDPM. DDPM
+            ignores it.
         limit: largest absolute value of a sample; larger values are clipped in every step. None =
             no limit.
         fresh: draws the noise that a step adds, of the shape of ``noise``; None = from torch's
             global generator.
-
-    Raises:
-        ValueError: ``steps`` is less than 1, or ``eta`` is negative or used with DDPM.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, not {steps}")
-    if eta < 0 or (eta and sampler != "ddim"):
-        raise ValueError(
-            f"eta must be at least 0, and 0 for other samplers than ddim; it is {eta} for {sampler}"
-        )
     times = torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist()
     x_t = noise
     for number, time in enumerate(times[:-1]):
