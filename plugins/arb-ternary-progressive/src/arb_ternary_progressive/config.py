@@ -25,6 +25,7 @@ from arb_ternary.config.options import (
     option,
     unless,
     when,
+    whole,
 )
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Planned
@@ -58,9 +59,7 @@ _MOST_FEATURES: Final = 2**16
 #: Most time steps: each may have an embedding.
 MAX_TIME_STEPS: Final = 2**16
 
-at_least_one = Rule(
-    "a whole number of at least 1", lambda value: type(value) is int and value >= 1, {"minimum": 1}
-)
+at_least_one = whole(1)
 above_zero = Rule(
     "a number greater than 0",
     lambda value: type(value) in (int, float) and 0 < value < float("inf"),

@@ -18,7 +18,7 @@ from attrs.validators import optional
 from arb_ternary.config.errors import Fault, raise_faults
 from arb_ternary.config.fields import unused_options
 from arb_ternary.config.loading import load_as
-from arb_ternary.config.options import HELP, LARGEST_INT64, Rule, option
+from arb_ternary.config.options import HELP, LARGEST_INT64, option, whole
 from arb_ternary.errors import ConfigError
 from arb_ternary.plugins.registry import Registry
 from arb_ternary_progressive.config import (
@@ -35,9 +35,7 @@ from arb_ternary_text.models.config import DecoderConfig, FloatPart
 
 Objective: TypeAlias = Literal["mlm", "clm", "custom"]
 
-_natural = Rule(
-    "a whole number of at least 0", lambda value: type(value) is int and value >= 0, {"minimum": 0}
-)
+_natural = whole(0)
 
 
 def valid_fractions(_instance: Any, attribute: Any, value: Any) -> None:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from arb_ternary.config.choice import DataChoice
 from arb_ternary.config.options import (
     LARGEST_INT64,
-    Rule,
     default_choice,
     non_negative,
     option,
     positive,
+    whole,
 )
 from arb_ternary.errors import DataError
 from arb_ternary_audio.codes.codebook import fit_codebook
@@ -30,11 +30,7 @@ CODEC: Final = "sound_codec"
 #: Number of frames that the codebook is fitted to, evenly spaced over all frames.
 _FRAMES: Final = 20_000
 
-_codes = Rule(
-    "a whole number from 2 to 4096",
-    lambda value: type(value) is int and 2 <= value <= 4096,
-    {"minimum": 2, "maximum": 4096},
-)
+_codes = whole(2, 4096)
 
 
 @attrs.frozen(kw_only=True)

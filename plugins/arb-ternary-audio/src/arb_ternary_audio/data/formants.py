@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from arb_ternary.config.options import LARGEST_INT64, Rule, non_negative, option
+from arb_ternary.config.options import LARGEST_INT64, Rule, non_negative, option, whole
 from arb_ternary_audio.data.decode import as_pcm
 from arb_ternary_audio.data.phones import WORDS
 from arb_ternary_audio.data.recordings import Recordings
@@ -24,11 +24,7 @@ from arb_ternary_vision.data.source import tuning_option
 _NOISE_RANGE: Final = 20.0
 
 # 100,000 words take ten minutes and a gigabyte.
-_count = Rule(
-    f"a whole number from {len(WORDS)} to 100000",
-    lambda value: type(value) is int and len(WORDS) <= value <= 100_000,
-    {"minimum": len(WORDS), "maximum": 100_000},
-)
+_count = whole(len(WORDS), 100_000)
 _decibels = Rule(
     "from -100 to 100", lambda value: -100 <= value <= 100, {"minimum": -100, "maximum": 100}
 )

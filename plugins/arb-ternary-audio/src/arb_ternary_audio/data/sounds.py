@@ -8,7 +8,7 @@ from typing import Final, Literal
 import attrs
 import numpy as np
 
-from arb_ternary.config.options import Rule, option
+from arb_ternary.config.options import Rule, option, whole
 from arb_ternary.errors import DataError
 from arb_ternary_audio.data.decode import SUFFIXES, read_sounds
 from arb_ternary_audio.data.recordings import Recordings
@@ -31,11 +31,7 @@ _seconds = Rule(
     lambda value: 0 < value <= 60,
     {"exclusiveMinimum": 0, "maximum": 60},
 )
-_rate = Rule(
-    "a whole number from 1000 to 384000",
-    lambda value: type(value) is int and 1000 <= value <= 384_000,
-    {"minimum": 1000, "maximum": 384_000},
-)
+_rate = whole(1000, 384_000)
 
 
 @attrs.frozen(kw_only=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from arb_ternary.config.options import Rule, option, optional, positive
+from arb_ternary.config.options import Rule, option, optional, positive, whole
 from arb_ternary.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ _even = Rule(
     lambda value: type(value) is int and 16 <= value <= 16384 and value % 2 == 0,
     {"minimum": 16, "maximum": 16384, "multipleOf": 2},
 )
-_bands = Rule(
-    "a whole number from 2 to 1024",
-    lambda value: type(value) is int and 2 <= value <= 1024,
-    {"minimum": 2, "maximum": 1024},
-)
+_bands = whole(2, 1024)
 
 
 @frozen(kw_only=True)

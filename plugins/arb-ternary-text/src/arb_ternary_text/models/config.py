@@ -8,7 +8,7 @@ from attrs import Attribute, frozen
 from attrs.converters import optional as optional_converter
 from attrs.validators import in_, instance_of, optional
 
-from arb_ternary.config.options import Condition, Rule, option, positive, when
+from arb_ternary.config.options import Condition, Rule, option, positive, when, whole
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.architectures import PRESETS, Activation, preset_of
@@ -37,24 +37,11 @@ MAX_FEATURES = 2**20
 _MAX_PASSES: Final = 1024
 
 
-def _whole(low: int, high: int | None = None) -> Rule:
-    schema = {"minimum": low}
-    text = f"a whole number of at least {low}"
-    if high is not None:
-        schema["maximum"] = high
-        text = f"a whole number from {low} to {high}"
-
-    def holds(value: Any) -> bool:
-        return type(value) is int and low <= value and (high is None or value <= high)
-
-    return Rule(text, holds, schema)
-
-
-_count = _whole(1)
-_size = _whole(1, MAX_FEATURES)
+_count = whole(1)
+_size = whole(1, MAX_FEATURES)
 #: Planes are numbered in 16 bits.
-_features = _whole(1, 2**16)
-_scale_exponent = _whole(-MAX_SCALE_EXPONENT, MAX_SCALE_EXPONENT)
+_features = whole(1, 2**16)
+_scale_exponent = whole(-MAX_SCALE_EXPONENT, MAX_SCALE_EXPONENT)
 
 
 def _known_parts(
@@ -141,7 +128,7 @@ class DecoderConfig:
     """
 
     width: int = option(256, "features of the residual stream", validator=_size)
-    layers: int = option(4, "number of blocks", validator=_whole(1, MAX_LAYERS))
+    layers: int = option(4, "number of blocks", validator=whole(1, MAX_LAYERS))
     heads: int = option(4, "query heads", validator=_size)
     kv_heads: int | None = option(
         None,
@@ -244,7 +231,7 @@ class DecoderConfig:
         validator=optional(_count),
     )
     experts: int = option(
-        0, "experts of each feed-forward layer; 0 = dense", validator=_whole(0, MAX_EXPERTS)
+        0, "experts of each feed-forward layer; 0 = dense", validator=whole(0, MAX_EXPERTS)
     )
     experts_per_token: int = option(
         2,
@@ -256,7 +243,7 @@ class DecoderConfig:
         1,
         "most passes through the experts: a token is routed again from its refined state until "
         "its choice repeats",
-        validator=_whole(1, _MAX_PASSES),
+        validator=whole(1, _MAX_PASSES),
         active_when=_with_experts,
     )
     tie_embeddings: bool | None = option(

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import attrs
 
 from arb_ternary.config.fields import unused_options
-from arb_ternary.config.options import Rule, fraction, option, optional, unless
+from arb_ternary.config.options import fraction, option, optional, positive, unless
 
 Change = Literal[
     "shift",
@@ -40,8 +40,6 @@ _AMOUNTS: Final[Mapping[Change, float]] = {
 #: Changes whose amount is a share.
 _SHARES: Final = ("shift", "scale", "erase", "erase_rows", "erase_columns", "contrast")
 
-_amount: Final = Rule("greater than 0", lambda value: value > 0, {"exclusiveMinimum": 0})
-
 
 @attrs.frozen(kw_only=True)
 class Augmentation:
@@ -57,7 +55,7 @@ class Augmentation:
         "and contrast as a share around 1; of erase as a share of the area, rows or columns; of "
         "noise the standard deviation and of brightness the largest difference, where black is -1 "
         "and white 1; null = 0.1, for rotate and shear 10, for brightness and contrast 0.2",
-        validator=optional(_amount),
+        validator=optional(positive),
         active_when=unless("name", "flip", reason="a flip has no amount"),
     )
     chance: float | None = option(

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from arb_ternary.config.options import Rule, option
+from arb_ternary.config.options import Rule, option, whole
 from arb_ternary_vision.models.config import ImageModelConfig, decoder_option
 from arb_ternary_vision.sizes import MAX_SIDE
 
@@ -14,11 +14,7 @@ from arb_ternary_vision.sizes import MAX_SIDE
 MAX_STAGES: Final = 12
 
 #: Validator of a number of resolutions, each half as high and wide as the one before.
-resolutions: Final = Rule(
-    f"from 1 to {MAX_STAGES}",
-    lambda value: 1 <= value <= MAX_STAGES,
-    {"minimum": 1, "maximum": MAX_STAGES},
-)
+resolutions: Final = whole(1, MAX_STAGES)
 
 
 @frozen(kw_only=True)
