@@ -137,7 +137,7 @@ def test_held_out_images_get_texts(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sheet = tmp_path / "sheet.png"
-    options = ["generate", str(run.path), "--count", "6", "--show", "4", "--output", str(sheet)]
+    options = ["generate", str(run.path), "--count", "6", "--output", str(sheet)]
     assert main(options) == 0
     output = capsys.readouterr().out
     assert output.count("\n") >= 6
@@ -154,5 +154,5 @@ def test_files_get_texts(
 ) -> None:
     file = tmp_path / "black.png"
     Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(file)
-    assert main(["generate", str(run.path), str(file), "--temperature", "1"]) == 0
+    assert main(["generate", str(run.path), str(file)]) == 0
     assert "black.png" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from arb_ternary_train.restore import TrainedRun
 
 
+#: Most held-out images in the table and on the sheet.
+_SHOWN: Final = 10
+
+
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
@@ -34,31 +38,10 @@ if TYPE_CHECKING:
     help="Number of held-out images to use if no FILES are named; default: all.",
 )
 @click.option(
-    "--show",
-    type=click.IntRange(min=0),
-    default=10,
-    show_default=True,
-    help="Number of held-out images in the table and on the sheet.",
-)
-@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     help="Draw a sheet of the images (.png, .svg, .pdf).",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0.0),
-    default=0.0,
-    show_default=True,
-    help="0 = always the most likely character.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of the draws.",
 )
 @invert_option
 @load_options
@@ -66,10 +49,7 @@ def caption(
     run: Path,
     files: tuple[Path, ...],
     count: int | None,
-    show: int,
     output: Path | None,
-    temperature: float,
-    seed: int,
     invert: bool,
     backend: str | None,
     device: str | None,
@@ -77,7 +57,7 @@ def caption(
     """Write a text about each of FILES with the model of RUN.
 
     RUN is a run directory or a checkpoint. Without FILES, texts are about held-out images of the
-    run's data.
+    run's data; the first ten are shown.
     """
     wait_passively()
     from arb_ternary_train.restore import load_run
@@ -87,23 +67,20 @@ def caption(
     correct: list[bool | None]
     if files:
         images = read_images(trained, files, invert).data
-        texts = write_texts(trained, images, temperature=temperature, seed=seed)
+        texts = write_texts(trained, images)
         print_table(("image", "text"), list(zip(map(str, files), texts, strict=True)))
         shown = len(files)
         correct = [None] * shown
     else:
         images, expected = held_out_images(trained, count)
-        texts = write_texts(trained, images, temperature=temperature, seed=seed)
+        texts = write_texts(trained, images)
         pairs = list(zip(texts, expected, strict=True))
-        shown = min(show, len(pairs))
-        if shown:
-            print_table(("written", "right"), pairs[:shown])
+        shown = min(_SHOWN, len(pairs))
+        print_table(("written", "right"), pairs[:shown])
         correct = [text == right for text, right in pairs]
         exact = correct.count(True)
         click.echo(f"{exact} of {len(texts)} texts are exact ({exact / len(texts):.2%})")
     if output is not None:
-        if not shown:
-            raise UsageProblem(f"{output}: there is no image to draw", "Set --show above 0.")
         write_sheet(output, images[:shown], texts[:shown], correct[:shown])
 
 
@@ -129,7 +106,7 @@ def held_out_images(trained: TrainedRun, count: int | None) -> tuple[Tensor, lis
     return images, [captions[label] for label in labels]
 
 
-def write_texts(trained: TrainedRun, images: Tensor, *, temperature: float, seed: int) -> list[str]:
+def write_texts(trained: TrainedRun, images: Tensor) -> list[str]:
     """Return the text about each of ``images [B, C, H, W]``.
 
     Raises:
@@ -153,9 +130,7 @@ def write_texts(trained: TrainedRun, images: Tensor, *, temperature: float, seed
     (end,) = tokenizer.encode(END)
     texts: list[str] = []
     with evaluation_mode(model):
-        for number, chunk in enumerate(torch.split(images, 64)):
-            ids = model.write(
-                chunk.to(trained.device), end, temperature=temperature, seed=seed + number
-            )
+        for chunk in torch.split(images, 64):
+            ids = model.write(chunk.to(trained.device), end)
             texts += [tokenizer.decode(each) for each in ids]
     return texts

@@ -46,11 +46,6 @@ class MemorySamples:
         for key, array in self.extras.items():
             if len(array) != len(self.data):
                 raise DataError(f"{self.name}: {len(self.data)} samples, and {len(array)} of {key}")
-        if (self.levels is None) != (self.data.dtype.kind == "f"):
-            raise TypeError(
-                f"{self.name}: levels belong to integers, not to floats: {self.data.dtype}, "
-                f"{self.levels}"
-            )
 
     def __len__(self) -> int:
         return len(self.data)

@@ -106,10 +106,6 @@ class LabelledSource(ImageSource):
 
     def __attrs_post_init__(self) -> None:
         for samples in (self.train, self.validation):
-            if samples.data.ndim != 4 or LABELS not in samples.extras:
-                raise TypeError(
-                    f"{samples.name}: needs [N, C, H, W] and {LABELS}, not {samples.data.shape}"
-                )
             labels = samples.extras[LABELS]
             wrong = np.flatnonzero((labels < 0) | (labels >= len(self.classes)))
             if wrong.size:

@@ -7,6 +7,7 @@ characters of the vocabulary.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import ClassVar
 
 import torch
@@ -50,16 +51,12 @@ class Captioner(Transformer):
         self.final_norm = make_norm(config, config.width, gain=True)
         self.head = make_linear(config, config.width, vocabulary_size, part="head")
 
-    def forward(
-        self, tokens_BS: Tensor, images: Tensor | None = None, cache: KeyValueCache | None = None
-    ) -> Tensor:
+    def forward(self, tokens_BS: Tensor, images: Tensor | None = None) -> Tensor:
         """Return the logits ``[B, S, V]`` of the character that follows each.
 
         Args:
             tokens_BS: ids of characters, int64.
-            images: float ``[B, C, H, W]``; None if ``cache`` holds them.
-            cache: keys and values of images and characters before, which ``tokens_BS`` continue. It
-                is advanced.
+            images: float ``[B, C, H, W]``.
 
         Raises:
             UsageProblem: there is no image, the model was made for images of another shape, or the
@@ -71,18 +68,10 @@ class Captioner(Transformer):
                 f"{self.options.max_length}",
                 "Use shorter texts, or train the model with a larger max_length.",
             )
-        x_BSD = self.embed(tokens_BS)
-        if cache is not None and cache.length:
-            if images is not None:
-                raise UsageProblem(
-                    "images: the cache holds images already",
-                    "Leave them out, or make a new cache.",
-                )
-            return self.logits(self._run(x_BSD, self.blocks, cache))
         if images is None:
             raise UsageProblem("images: the model writes about an image, and there is none")
-        x_BTD = torch.cat((self.image_states(images), x_BSD), dim=1)
-        return self.logits(self._run(x_BTD, self.blocks, cache)[:, self.options.patches :])
+        x_BTD = torch.cat((self.image_states(images), self.embed(tokens_BS)), dim=1)
+        return self.logits(self._run(x_BTD, self.blocks, None)[:, self.options.patches :])
 
     def image_states(self, images_BCHW: Tensor) -> Tensor:
         """Return the patches after the image blocks, ``[B, L, D]``."""
@@ -92,69 +81,39 @@ class Captioner(Transformer):
         positions = patch_positions(self.options, x_BLD)
         return self._run_at(x_BLD, self.image_blocks, positions, None)
 
-    def new_cache(self, images_BCHW: Tensor) -> KeyValueCache:
-        """Return a cache that holds these images, for texts about them."""
-        states_BLD = self.image_states(images_BCHW)
-        limit = self.config.max_length
-        cache = KeyValueCache(len(self.blocks), len(states_BLD), window=None, limit=limit)
-        self._run(states_BLD, self.blocks, cache)
-        return cache
-
     @torch.no_grad()
-    def write(
-        self, images_BCHW: Tensor, end: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> list[list[int]]:
+    def write(self, images_BCHW: Tensor, end: int) -> list[list[int]]:
         """Return the ids of a text about each image, without its beginning and end.
+
+        Each is the most likely character (the first of equals).
 
         Args:
             images_BCHW: float ``[B, C, H, W]``.
             end: the id that begins and ends every text.
-            temperature: divides the logits; 0 takes the most likely character (the first of
-                equals).
-            seed: seed of the draws.
         """
-        generator = torch.Generator().manual_seed(seed)
-        cache = self.new_cache(images_BCHW)
-        last_B = torch.full((len(images_BCHW),), end, dtype=torch.int64)
-        texts: list[list[int]] = [[] for _ in images_BCHW]
-        ended = [False] * len(texts)
+        ids_BS = torch.full((len(images_BCHW), 1), end, device=images_BCHW.device)
         for _ in range(self.options.max_length):
-            logits_B1V = self(last_B[:, None].to(images_BCHW.device), cache=cache)
-            logits_BV = logits_B1V[:, -1].double().cpu()
-            if temperature == 0:
-                last_B = logits_BV.argmax(dim=-1)
-            else:
-                probability_BV = (logits_BV / temperature).softmax(dim=-1)
-                last_B = torch.multinomial(probability_BV, 1, generator=generator)[:, 0]
-            for row, token in enumerate(last_B.tolist()):
-                ended[row] = ended[row] or token == end
-                if not ended[row]:
-                    texts[row].append(token)
-            if all(ended):
+            next_B = self(ids_BS, images=images_BCHW)[:, -1].argmax(dim=-1)
+            ids_BS = torch.cat((ids_BS, next_B[:, None]), dim=1)
+            if bool((ids_BS[:, 1:] == end).any(dim=1).all()):
                 break
-        return texts
+        return [list(takewhile(lambda token: token != end, ids)) for ids in ids_BS[:, 1:].tolist()]
 
     def _positions(self, x_BSD: Tensor, cache: KeyValueCache | None) -> Positions:
         config = self.config
-        batch, length, _ = x_BSD.shape
+        length = x_BSD.size(1)
         device = x_BSD.device
-        start = 0
-        span = None
-        if cache is not None:
-            start = cache.length
-            span = cache.reserve(batch, length)
         cos_SP, sin_SP = rotary_angles(
-            start,
+            0,
             length,
             config.rotary_features,
             config.rotary_base,
             dtype=torch.promote_types(x_BSD.dtype, torch.float32),
             device=device,
         )
-        query_S1 = torch.arange(start, start + length, device=device)[:, None]
-        key_T = torch.arange(start + length, device=device)
-        mask_ST = (key_T <= query_S1) | (key_T < self.options.patches)
-        return Positions(cos_SP, sin_SP, mask_ST, is_causal=False, span=span)
+        index_S = torch.arange(length, device=device)
+        mask_SS = (index_S <= index_S[:, None]) | (index_S < self.options.patches)
+        return Positions(cos_SP, sin_SP, mask_SS, is_causal=False)
 
 
 def build(config: CaptionerConfig, vocabulary_size: int) -> Captioner:
