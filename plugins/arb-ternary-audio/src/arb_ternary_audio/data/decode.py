@@ -89,12 +89,7 @@ def read_sound(
         raise DataError(f"{path}: sample {int(wrong[0])} is not a finite number")
     _require_full_scale(path, channels_LC)
     _require_sum(path, channels_LC)
-    try:
-        return resample(wave, rate, sample_rate)
-    except DataError as error:
-        raise DataError(
-            f"{path}: {error.what}", f"ffmpeg -i {path} -ar {sample_rate} OTHER.wav"
-        ) from error
+    return resample(path, wave, rate, sample_rate)
 
 
 def _require_whole_wav(path: Path) -> None:
@@ -218,8 +213,8 @@ def as_pcm(waves: NDArray[Any]) -> NDArray[np.int16]:
     return np.clip(np.rint(waves * 32768.0), -32768, 32767).astype(np.int16)
 
 
-def resample(wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.float64]:
-    """Resample ``wave`` with scipy's polyphase filter (a Kaiser window of 5).
+def resample(path: Path, wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.float64]:
+    """Resample ``wave``, read from ``path``, with scipy's polyphase filter (a Kaiser window of 5).
 
     Raises:
         DataError: the ratio of the rates has too large a numerator or denominator.
@@ -231,7 +226,8 @@ def resample(wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.fl
     down = rate // shared
     if max(up, down) > _RATIO:
         raise DataError(
-            f"{rate} Hz cannot be resampled to {wanted} Hz: their ratio is {up} to {down}"
+            f"{path}: {rate} Hz cannot be resampled to {wanted} Hz: their ratio is {up} to {down}",
+            f"ffmpeg -i {path} -ar {wanted} OTHER.wav",
         )
     from scipy.signal import resample_poly
 

@@ -66,12 +66,12 @@ def mel_power(waves_NL: Tensor, config: MelConfig, sample_rate: int) -> Tensor:
 
 
 def decibels(power: Tensor, range_db: float) -> Tensor:
-    """Convert ``[N, ...]`` to decibels relative to the loudest point of each sound.
+    """Convert ``[N, M, T]`` to decibels relative to the loudest point of each sound.
 
     The result lies between ``-range_db`` and 0; silence is ``-range_db``. It does not depend on how
     loud a recording is.
     """
-    peak = power.flatten(1).amax(dim=1).reshape(-1, *([1] * (power.ndim - 1)))
+    peak = power.amax(dim=(1, 2), keepdim=True)
     relative = 10.0 * (power / peak.clamp_min(_SILENCE)).clamp_min(1e-30).log10()
     return torch.where(peak > _SILENCE, relative.clamp(-range_db, 0.0), -range_db)
 
