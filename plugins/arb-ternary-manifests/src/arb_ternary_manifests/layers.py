@@ -92,19 +92,9 @@ class AttentionLayer:
             None, "give the decoder's options rotary_scaling and rotary_factors instead"
         ),
     )
-    rope_semantic: bool = option(
-        False,
-        "positions in the semantic part too",
-        validator=_only(False, "semantic features have no positions"),
-    )
     tie_qk: bool = option(False, "semantic keys are the semantic queries")
     null_attn: bool = option(False, "a key and a value that belong to no token")
     decoupled_gate: bool = option(False, "a learned weight of the two parts for each head")
-    decoupled_gate_dynamic: bool = option(
-        False,
-        "gates that depend on the input",
-        validator=_only(False, "the decoder's gates are one number per head"),
-    )
     is_causal: bool = option(True, "a position attends only to itself and earlier ones")
     local_window: int | None = option(
         None, "positions that a position attends to; null = all", validator=optional(positive)
@@ -118,11 +108,6 @@ class AttentionLayer:
             "the decoder's output projection has none; for queries, keys and values give its "
             "query_key_value_bias",
         ),
-    )
-    learned_temp: bool = option(
-        False,
-        "a learned temperature",
-        validator=_only(False, "the decoder's scores have no learned temperature"),
     )
 
 
@@ -154,11 +139,6 @@ class MoELayer:
     num_experts: int = option(8, "number of experts", validator=positive)
     top_k: int = option(2, "number of experts that a token is routed to", validator=positive)
     bias: bool = option(False, "biases of the linears", validator=_no_bias)
-    load_balancing: bool = option(
-        False,
-        "a loss that balances experts",
-        validator=_only(False, "the decoder has no loss that balances experts"),
-    )
 
 
 @frozen(kw_only=True)
@@ -170,17 +150,10 @@ class LinearLayer:
     bias: bool = option(False, "a bias", validator=_no_bias)
 
 
-@frozen(kw_only=True)
-class DropoutLayer:
-    """Dropout; only a layer that drops nothing is allowed."""
-
-    p: float = option(0.0, "fraction that is dropped", validator=_no_dropout)
-
-
 FeedForward = SwiGLULayer | GLULayer | MoELayer
 FEED_FORWARD: Final = (SwiGLULayer, GLULayer, MoELayer)
 
-_ALL = (EmbeddingLayer, RMSNormLayer, AttentionLayer, *FEED_FORWARD, LinearLayer, DropoutLayer)
+_ALL = (EmbeddingLayer, RMSNormLayer, AttentionLayer, *FEED_FORWARD, LinearLayer)
 #: The class of a layer's keys, by its ``type``.
 LAYERS: Final[Mapping[str, type[Any]]] = MappingProxyType({cls.__name__: cls for cls in _ALL})
 #: The nearest type that the decoder has, by an unknown type.

@@ -31,7 +31,6 @@ from arb_ternary_manifests.layers import (
     LAYERS,
     NEAREST,
     AttentionLayer,
-    DropoutLayer,
     EmbeddingLayer,
     LinearLayer,
     RMSNormLayer,
@@ -106,10 +105,9 @@ def read_network(topology: Any, path: Path) -> Network:
     Raises:
         Faulty: it is not a decoder; each fault has its path.
     """
-    parts, faults = _read(topology, path)
+    rest, faults = _read(topology, path)
     if faults:
         raise Faulty(*faults)
-    rest = _without_dropout(parts)
     embedding = _take(rest, EmbeddingLayer)
     blocks: list[Block] = []
     while (attention := _take(rest, AttentionLayer, residual=True)) is not None:
@@ -128,11 +126,6 @@ def read_network(topology: Any, path: Path) -> Network:
         raise Faulty(Fault(path, text))
     _check_equal_blocks(blocks)
     return Network(tuple(blocks), norm, head, embedding)
-
-
-def _without_dropout(layers: list[Layer]) -> list[Layer]:
-    """Leave out dropout layers, which drop nothing."""
-    return [layer for layer in layers if not isinstance(layer.options, DropoutLayer)]
 
 
 def _take(rest: list[Layer], *classes: type[Any], residual: bool = False) -> Layer | None:
@@ -187,9 +180,8 @@ def _read_topology(kind: str, keys: dict[str, Any], path: Path) -> tuple[list[La
 
 
 def _read_residual(parts: list[Layer], path: Path) -> tuple[list[Layer], list[Fault]]:
-    inside = _without_dropout(parts)
-    if len(inside) == 2 and inside[0].norm is inside[1].norm is None:
-        norm, layer = inside
+    if len(parts) == 2 and parts[0].norm is parts[1].norm is None:
+        norm, layer = parts
         updates = isinstance(layer.options, (AttentionLayer, *FEED_FORWARD))
         if isinstance(norm.options, RMSNormLayer) and updates:
             return [evolve(layer, norm=norm)], []
