@@ -406,8 +406,7 @@ class Orchestrator:
             f"compared"
         )
 
-        shared = self._ring.holds(loop)
-        base = self._ring.newest.kept if shared else self._memory.take(loop)
+        base = self._memory.take(loop)
         setting = Setting(
             base=base,
             current=before,
@@ -420,8 +419,7 @@ class Orchestrator:
             margin=config.margin,
         )
         comparison = compare(loop, names, setting, self.log.note)
-        if not shared:
-            base.release()
+        base.release()
         if comparison is None:  # a resumed run repeats the comparison
             self._pending = trigger
             return [StepResult()]

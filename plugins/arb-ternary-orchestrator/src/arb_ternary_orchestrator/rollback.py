@@ -25,14 +25,12 @@ class GoodMoment:
 
     Attributes:
         step: steps that the loop had taken.
-        microbatches: microbatches that it had drawn.
         strategy: the strategy in use.
         seen: state of the monitor.
         kept: the snapshot.
     """
 
     step: int
-    microbatches: int
     strategy: str
     seen: Mapping[str, Any]
     kept: Kept
@@ -70,14 +68,7 @@ class Ring:
             self._moments.pop(0).kept.release()
         self._last = loop.step
         kept = self._memory.take(loop)
-        self._moments.append(GoodMoment(loop.step, loop.microbatches, strategy, seen, kept))
-
-    def holds(self, loop: TrainingLoop) -> bool:
-        """Return whether the newest moment is now."""
-        if not self._moments:
-            return False
-        newest = self.newest
-        return (newest.step, newest.microbatches) == (loop.step, loop.microbatches)
+        self._moments.append(GoodMoment(loop.step, strategy, seen, kept))
 
     def drop_since(self, step: int) -> None:
         """Release the moments from step ``step`` on; one always stays."""
@@ -94,7 +85,6 @@ class Ring:
         moments = [
             {
                 "step": moment.step,
-                "micro_batches": moment.microbatches,
                 "strategy": moment.strategy,
                 "seen": moment.seen,
                 "snapshot": moment.kept.get().state_dict(),
@@ -109,7 +99,6 @@ class Ring:
         self._moments = [
             GoodMoment(
                 each["step"],
-                each["micro_batches"],
                 each["strategy"],
                 each["seen"],
                 self._memory.keep(Snapshot.from_state_dict(each["snapshot"])),
