@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from attrs import frozen
-from attrs.validators import in_
 
 from arb_ternary.config.options import non_negative, option, optional
 
@@ -29,7 +28,6 @@ class AbsorbingConfig:
         "count",
         "how many of S tokens are hidden at time t: count = exactly ceil(S t), independent = each "
         "with probability t; the expected loss is the same, its variance is smaller with count",
-        validator=in_(("count", "independent")),
     )
 
     def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from arb_ternary.config.options import fraction, one_of, option
+from arb_ternary.config.options import fraction, option
 
 ScheduleName = Literal["cosine", "linear"]
 PredictionName = Literal["x0", "epsilon", "v"]
@@ -19,12 +19,10 @@ class NoiseConfig:
     prediction: PredictionName = option(
         "v",
         "what the model predicts: x0 (the image), epsilon (the noise), or v, a mixture of both",
-        validator=one_of("x0", "epsilon", "v"),
     )
     schedule: ScheduleName = option(
         "cosine",
         "how the noise grows with the time: cosine or linear",
-        validator=one_of("cosine", "linear"),
     )
     label_dropout: float = option(
         0.1,

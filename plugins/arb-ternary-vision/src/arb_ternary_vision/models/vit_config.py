@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from attrs import frozen
-from attrs.validators import in_
 
 from arb_ternary.config.options import Condition, option
 from arb_ternary_text.models.config import DecoderConfig
@@ -40,7 +39,6 @@ class PatchModelConfig(ImageModelConfig):
         "both",
         "how patches are told apart: rotary = queries and keys are rotated by row and column, "
         "learned = each position has a learned vector",
-        validator=in_(("rotary", "learned", "both")),
     )
     rotary_base: float = decoder_option(
         "rotary_base",
