@@ -23,6 +23,7 @@ meets a tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, overload
 
@@ -250,18 +251,14 @@ non_negative = Rule("0 or greater", lambda value: value >= 0, {"minimum": 0})
 fraction = Rule("between 0 and 1", lambda value: 0 <= value <= 1, {"minimum": 0, "maximum": 1})
 
 
-def whole(low: int, high: int | None = None) -> Rule:
-    """Return the rule that a value is a whole number from ``low`` to ``high``; None = no limit."""
+def whole(low: float, high: float = math.inf) -> Rule:
+    """Return the rule that a value is a whole number from ``low`` to ``high``."""
     schema = {"minimum": low}
     text = f"a whole number of at least {low}"
-    if high is not None:
+    if high < math.inf:
         schema["maximum"] = high
         text = f"a whole number from {low} to {high}"
-
-    def holds(value: Any) -> bool:
-        return type(value) is int and low <= value and (high is None or value <= high)
-
-    return Rule(text, holds, schema)
+    return Rule(text, lambda value: type(value) is int and low <= value <= high, schema)
 
 
 def one_of(*allowed: Any) -> Rule:
