@@ -514,37 +514,3 @@ def test_int8_gradients_cast_unbiased_votes() -> None:
     for _ in range(3):
         layer(x).backward(torch.tensor([[100.0, -100.0, 0.0]]))
     assert layer.votes.tolist() == [[-3, 3, -3, 0], [3, -3, 3, 0], [0, 0, 0, 0]]
-
-
-def test_threshold_for_one_update() -> None:
-    layer, optimizer = layer_and_optimizer(accum_threshold=127, e_accum_threshold=127)
-    x = torch.randn(4, 16)
-    assert ternary_update(layer, optimizer, layer(x).sum()).flips == 0
-    assert ternary_update(layer, optimizer, layer(x).sum(), accum_threshold=2).flips > 0
-    assert optimizer.param_groups[0]["accum_threshold"] == 127
-    votes = layer.votes.clone()
-    with pytest.raises(
-        ConfigError, match=r"accum_threshold: must be in 1\.\.127 for these accumulators, not 128"
-    ):
-        optimizer.step(accum_threshold=128)
-    assert torch.equal(layer.votes, votes)
-
-
-def test_held_scales_move_at_the_next_update() -> None:
-    layer, optimizer = layer_and_optimizer(accum_threshold=127, e_accum_threshold=2)
-    x = torch.randn(4, 16)
-    exponent = layer.exponent.clone()
-    held = ternary_update(layer, optimizer, layer(x).sum(), update_scales=False)
-    assert (held.stepped, held.exponent_moves) == (True, 0)
-    assert int(layer.exponent_votes.abs().max()) == 1
-    held = ternary_update(layer, optimizer, layer(x).sum(), update_scales=False)
-    assert torch.equal(layer.exponent, exponent)
-    assert int(layer.exponent_votes.abs().max()) == 2, "the threshold is reached, and nothing moved"
-    assert ternary_update(layer, optimizer, layer(x).sum()).exponent_moves > 0
-
-
-def test_a_rule_without_such_settings_refuses_them() -> None:
-    layer = TernaryLinear(16, 8, group_size=32)
-    optimizer = ScaledVotes({"layer": layer})
-    with pytest.raises(TypeError, match="accum_threshold"):
-        ternary_update(layer, optimizer, layer(torch.randn(4, 16)).sum(), accum_threshold=3)

@@ -79,7 +79,7 @@ class TernarySignGSD(SignVotes):
         """True if a step may be skipped because of a NaN gradient."""
         return any(group["nan_policy"] == "skip" for group in self.param_groups)
 
-    def may_step(self, loss_signal: Tensor | float | None = None, **settings: Any) -> bool:
+    def may_step(self, loss_signal: Tensor | float | None = None) -> bool:
         """Return whether a step would be taken: no gradient since ``zero_grad`` was NaN.
 
         Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -60,7 +59,6 @@ def ternary_update(
     *,
     loss_signal: Tensor | float | None = None,
     loss_components: Mapping[str, Tensor] | None = None,
-    **settings: Any,
 ) -> StepOutcome:
     """Run backward once, step, and clear the gradients, for a training loop of your own.
 
@@ -78,13 +76,10 @@ def ternary_update(
         loss_signal: scalar that modulates the vote threshold; it is detached and never carries a
             graph.
         loss_components: named scalar losses, summed into the loss.
-        settings: keyword arguments that the rule's ``step`` takes for one update, such as
-            ``accum_threshold`` and ``update_scales`` of ``sign_votes``.
 
     Raises:
         ValueError: there is neither a loss nor a component, and no vote was cast since the last
             step.
-        TypeError: the rule does not take a setting.
     """
     terms = [*(loss_components or {}).values()]
     if loss is not None:
@@ -107,6 +102,6 @@ def ternary_update(
     norm = gradient_norm(p for group in optimizer.param_groups for p in group["params"])
     if not is_finite(norm):
         return optimizer.skip_update()
-    outcome = optimizer.step(loss_signal=signal, **settings)
+    outcome = optimizer.step(loss_signal=signal)
     optimizer.zero_grad()
     return outcome

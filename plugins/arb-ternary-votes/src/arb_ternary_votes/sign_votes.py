@@ -9,15 +9,13 @@ trits, because their scores were taken on those.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from attrs import asdict
-from torch import Tensor
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.optim.protocol import Trainable
 from arb_ternary.optim.ternary import TernaryOptimizer, VoteUpdate
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import SignVotesConfig
@@ -82,52 +80,10 @@ class SignVotes(TernaryOptimizer):
         self.signal: float | None = None
         self.mean_signal: float | None = None
         # Settings of the step under way.
-        self._scales_move = True
         self._threshold = 1
         self._exponent_threshold = 1
         self._leak = 0
         super().__init__(modules, asdict(config))
-
-    @torch.no_grad()
-    def step(  # type: ignore[override]
-        self,
-        closure: Callable[[], Any] | None = None,
-        *,
-        loss_signal: Tensor | float | None = None,
-        accum_threshold: int | None = None,
-        update_scales: bool = True,
-    ) -> StepOutcome:
-        """Apply the votes cast since the last step.
-
-        Args:
-            closure: returns the loss.
-            loss_signal: see :meth:`TernaryOptimizer.step`.
-            accum_threshold: votes that flip a trit in this step; None = the threshold of the group.
-            update_scales: False leaves exponents, and the votes for them, to a later step.
-
-        Raises:
-            ConfigError: ``accum_threshold`` is below 1 or beyond the accumulators.
-        """
-        own = [group["accum_threshold"] for group in self.param_groups]
-        largest = min(module.shape.largest_vote for module in self.modules)
-        if accum_threshold is not None and not 1 <= accum_threshold <= largest:
-            raise ConfigError(
-                f"accum_threshold: must be in 1..{largest} for these accumulators, not "
-                f"{accum_threshold}"
-            )
-        try:
-            self._scales_move = update_scales
-            for group in self.param_groups:
-                group["accum_threshold"] = accum_threshold or group["accum_threshold"]
-            return super().step(closure, loss_signal=loss_signal)
-        finally:
-            self._scales_move = True
-            for group, threshold in zip(self.param_groups, own, strict=True):
-                group["accum_threshold"] = threshold
-
-    def may_step(self, loss_signal: Tensor | float | None = None, **settings: Any) -> bool:
-        """See :meth:`TernaryOptimizer.may_step`; no setting of one step makes it skip."""
-        return super().may_step(loss_signal)
 
     def _observe_signal(self, signal: float) -> None:
         self.signal = signal
@@ -160,7 +116,7 @@ class SignVotes(TernaryOptimizer):
             "apply_votes",
             (threshold, self._leak),
             bias_threshold=self._threshold,
-            exponent_threshold=self._exponent_threshold if self._scales_move else None,
+            exponent_threshold=self._exponent_threshold,
             exponent_leak=self._leak,
         )
 
