@@ -10,13 +10,11 @@ import pytest
 import torch
 from attrs import evolve
 
-from arb_ternary_bench.generation import cases, decoders
-from arb_ternary_bench.generation.cases import Case, Repetition
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_upcycle.benchmark import memory
+from arb_ternary_upcycle.benchmark import latency, memory
 from arb_ternary_upcycle.benchmark.config import BenchmarkConfig
-from arb_ternary_upcycle.benchmark.latency import measure_latency
+from arb_ternary_upcycle.benchmark.latency import GenerationTimes, measure_latency
 from arb_ternary_upcycle.benchmark.memory import measure_memory, memory_growth, weight_bytes
 
 CPU = torch.device("cpu")
@@ -33,14 +31,13 @@ def test_latency_is_the_median_of_alternating_repetitions(
     order: list[Any] = []
     numbers = count(1)
 
-    def timed(session: Any, case: Case, vocabulary: int, seed: int) -> Repetition:
-        order.append(session)
-        assert case == Case(prompt=6, batch=2, new_tokens=4)
+    def timed(model: Decoder, size: tuple[int, int, int], seed: int) -> GenerationTimes:
+        order.append(model)
+        assert size == (6, 4, 2)
         number = float(next(numbers))
-        return Repetition(number, [90 * number, 100 * number, 110 * number])
+        return GenerationTimes(number, [90 * number, 100 * number, 110 * number])
 
-    monkeypatch.setattr(cases, "measure_once", timed)
-    monkeypatch.setattr(decoders, "DecoderSession", lambda model: model)
+    monkeypatch.setattr(latency, "generate_random", timed)
     paused: list[int] = []
     other = copy.deepcopy(model)
     rows = measure_latency(

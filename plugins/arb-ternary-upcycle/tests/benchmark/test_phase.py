@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary.errors import ConfigError, EnvironmentProblem
-from arb_ternary.plugins.discovery import install_command
+from arb_ternary.errors import ConfigError
 from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -22,7 +21,6 @@ from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_upcycle.benchmark import latency
 from arb_ternary_upcycle.benchmark import phase as phases
 from arb_ternary_upcycle.float_model import float_config
 from arb_ternary_upcycle.report import writing
@@ -324,15 +322,3 @@ def test_sizes_beyond_the_context_are_refused(config: Any) -> None:
     config(("[8, 4]", "[62, 4]"), ("batches: 2,", "batches: 2, measure: [perplexity],"))
     with pytest.raises(ConfigError, match="65 exceeds the context of the model"):
         config(("batches: 2,", "batches: 2, block_size: 65,"))
-
-
-def test_missing_bench_fails_before_the_run(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(latency, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentProblem, match="arb-ternary-bench, which is not") as caught:
-        run(config(), tmp_path / "run")
-    assert caught.value.hint.startswith(install_command("arb-ternary-bench"))
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
-    run(config(("batches: 2,", "batches: 2, measure: [perplexity],")), tmp_path / "run")

@@ -38,8 +38,7 @@ class BenchmarkConfig:
 
     measure: tuple[Measure, ...] = option(
         ("perplexity", "latency", "memory"),
-        "what is measured; latency and memory need arb-ternary-bench, and the whole teacher in "
-        "memory, in float32",
+        "what is measured; latency and memory need the whole teacher in memory, in float32",
         validator=_some,
     )
     teacher: Path | None = option(None, TEACHER_HELP)

@@ -1,30 +1,53 @@
-"""Times to read a prompt and to generate tokens, measured by the code of ``arb bench generate``."""
+"""Times to read a prompt and to generate tokens."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
-from arb_ternary.errors import EnvironmentProblem
-from arb_ternary.plugins.discovery import install_command
+import torch
+from attrs import frozen
+
 from arb_ternary_text.models.decoder import Decoder
 
 
-def require_bench() -> None:
-    """Check that the distribution that measures is installed.
+@frozen
+class GenerationTimes:
+    """Seconds of one generation.
 
-    Raises:
-        EnvironmentProblem: it is not.
+    Attributes:
+        prompt: from the ids of the prompts to the ids of the first tokens.
+        tokens: of every pass that generated a further token of each sequence.
     """
-    if find_spec("arb_ternary_bench") is None:
-        raise EnvironmentProblem(
-            "benchmark: latency and memory are measured by arb-ternary-bench, which is not "
-            "installed",
-            f"{install_command('arb-ternary-bench')}\n"
-            "or measure without them: measure: [perplexity]",
-        )
+
+    prompt: float
+    tokens: list[float]
+
+
+@torch.no_grad()
+def generate_random(model: Decoder, size: tuple[int, int, int], seed: int = 0) -> GenerationTimes:
+    """Read random prompts and generate the likeliest tokens.
+
+    Args:
+        model: in evaluation mode.
+        size: prompt, generation, batch.
+        seed: of the prompts.
+    """
+    prompt, generation, batch = size
+    device = model.embedding.weight.device
+    generator = torch.Generator().manual_seed(seed)
+    ids_BS = torch.randint(model.vocabulary_size, (batch, prompt), generator=generator).to(device)
+    cache = model.new_cache(batch)
+    seconds = []
+    for _ in range(generation):
+        before = time.perf_counter()
+        likeliest_B = model.next_logits(ids_BS, cache).argmax(dim=-1)
+        likeliest_B.cpu()  # waits for the device
+        seconds.append(time.perf_counter() - before)
+        ids_BS = likeliest_B[:, None]
+    return GenerationTimes(seconds[0], seconds[1:])
 
 
 def measure_latency(
@@ -37,9 +60,6 @@ def measure_latency(
 ) -> list[dict[str, Any]]:
     """Time all models on random prompts, in turns, so that a slow moment affects all of them.
 
-    ``arb bench generate`` measures random weights in processes of their own; here they are those of
-    the run, in its process.
-
     Args:
         models: by name, in evaluation mode.
         size: prompt, generation, batch.
@@ -50,25 +70,20 @@ def measure_latency(
     Returns:
         a row for each model.
     """
-    from arb_ternary_bench.generation.cases import Case, Repetition, measure_once
-    from arb_ternary_bench.generation.decoders import DecoderSession
-
     prompt, generation, batch = size
-    case = Case(prompt=prompt, batch=batch, new_tokens=generation)
-    sessions = {name: DecoderSession(model) for name, model in models.items()}
-    repetitions: dict[str, list[Repetition]] = {name: [] for name in models}
+    repetitions: dict[str, list[GenerationTimes]] = {name: [] for name in models}
     for number in range(warmup + timed):
-        for name, session in sessions.items():
+        for name, model in models.items():
             between()
-            once = measure_once(session, case, models[name].vocabulary_size, seed=number)
+            times = generate_random(model, size, seed=number)
             if number >= warmup:
-                repetitions[name].append(once)
+                repetitions[name].append(times)
 
     rows = []
     for name, found in repetitions.items():
-        first = statistics.median(each.prompt_seconds for each in found)
+        first = statistics.median(times.prompt for times in found)
         # One number per repetition: passes of one repetition differ by their position.
-        decode = [statistics.mean(each.token_seconds) for each in found]
+        decode = [statistics.mean(times.tokens) for times in found]
         rows.append(
             {
                 "model": name,

@@ -1,7 +1,7 @@
 """Memory of a model: weights, keys and values, and the peak of generating text.
 
-``arb bench generate`` reports what a whole process holds. Here two models share the process of the
-run, so that only the growth during a pass is measured, and weights and cache are counted.
+Two models share the process of the run. So only the growth during a generation is measured, and
+weights and cache are counted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.audit import audit
+from arb_ternary_upcycle.benchmark.latency import generate_random
 from arb_ternary_upcycle.verification.kv_cache import student_bytes_per_token
 
 #: Rows of an audit that only training needs.
@@ -62,14 +63,8 @@ def measure_memory(
     name: str, model: Decoder, size: tuple[int, int, int], device: torch.device
 ) -> dict[str, Any]:
     """Measure ``model``, in evaluation mode, as it reads prompts and generates tokens."""
-    from arb_ternary_bench.generation.cases import Case, measure_once
-    from arb_ternary_bench.generation.decoders import DecoderSession
-
     prompt, generation, batch = size
-    case = Case(prompt=prompt, batch=batch, new_tokens=generation)
-    growth = memory_growth(
-        lambda: measure_once(DecoderSession(model), case, model.vocabulary_size), device
-    )
+    growth = memory_growth(lambda: generate_random(model, size), device)
     parameters, weights = weight_bytes(model)
     # The last token is chosen but not read.
     tokens = prompt + generation - 1

@@ -7,14 +7,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.machine import processor_name
 from arb_ternary_upcycle.benchmark.config import BenchmarkConfig
-from arb_ternary_upcycle.benchmark.latency import measure_latency, require_bench
+from arb_ternary_upcycle.benchmark.latency import measure_latency
 from arb_ternary_upcycle.benchmark.memory import measure_memory
 from arb_ternary_upcycle.report.contents import MEASUREMENTS
 from arb_ternary_upcycle.report.writing import write_report
@@ -43,11 +42,6 @@ class BenchmarkPhase:
     def __init__(self, config: BenchmarkConfig) -> None:
         self.config = config
         self._metrics: dict[str, float] | None = None
-
-    def check_model(self, model: nn.Module, where: str) -> None:
-        """See ``arb_ternary_train.capabilities.check_model``."""
-        if self.config.runs_models:
-            require_bench()
 
     def run(self, context: TrainingContext) -> PhaseResult:
         """Measure what has not been measured; see ``Phase``."""
@@ -111,7 +105,7 @@ class BenchmarkPhase:
             return
         reporter = context.logbook.reporter
         student = pair.student
-        models = {"teacher": pair.teacher.decoder().to(pair.device), "student": student}
+        models = {"teacher": pair.teacher.decoder().to(pair.device).eval(), "student": student}
         reporter.start(self.name, len(missing), 0)
         with evaluation_mode(student):
             for number, (kind, size) in enumerate(missing, start=1):
