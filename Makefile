@@ -11,7 +11,7 @@ NATIVE := $(wildcard backends/*/CMakeLists.txt backends/*/src/native/*)
 RUN := runs/demo
 # Where it is set, as in many containers, every process that a test starts would compile torch and us once more.
 unexport PYTHONDONTWRITEBYTECODE
-RESULTS := plugins/arb-ternary-bench/results
+RESULTS := benchmarks/results
 
 .PHONY: demo test test-all test-extended test-interpreted test-alone lint docs dist generate bench gpu gpu-compile gpu-offline sanitize clean
 
@@ -76,13 +76,13 @@ generate: $(VENV)/dev
 # training and float32: three seeds each, one table. `make generate` puts it into the pages.
 DEMOS := demo.yaml plain.yaml vectors.yaml float-ends.yaml bitnet.yaml float32.yaml
 bench: $(VENV)/dev
-	$(BIN)/arb bench compare $(addprefix docs/examples/,$(DEMOS)) --out $(RESULTS)/demo.json
+	$(BIN)/python benchmarks/compare.py $(addprefix docs/examples/,$(DEMOS)) --out $(RESULTS)/demo.json
 
 # What needs a GPU: the tests, then every kernel beside those of torch and of installed peers, and the GPU's own limits.
 # ARB_TERNARY_TRITON_TUNE=1 make gpu measures tile sizes first, which takes longer. The last shapes exceed the cache.
 gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -q -m "gpu or (interpreted and not slow)"
-	$(BIN)/arb bench kernels --device cuda --seconds 0.2 --out $(RESULTS)/gpu-kernels \
+	$(BIN)/python benchmarks/kernels.py --device cuda --seconds 0.2 --out $(RESULTS)/gpu-kernels \
 	  --shapes 1024x1024,2048x2048,4096x4096,11008x4096,8192x16384,16384x16384
 
 # What GPUs would run, compiled without one: every launch of the test kit, every kernel and its spills, for three GPUs.

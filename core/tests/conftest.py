@@ -18,7 +18,6 @@ from arb_ternary.plugins.manager import reset_manager
 KNOWN = {
     "backend.cpu": "arb_ternary_cpu",
     "backend.triton": "arb_ternary_triton",
-    "command.backends.roofline": "arb_ternary_bench",
     "command.plugins.check": "arb_ternary_testing",
     "command.train": "arb_ternary_train",
     "command.upcycle": "arb_ternary_upcycle",

@@ -1,11 +1,11 @@
-"""Tables of ``arb bench kernels`` for the reports: one line per shape and number of rows."""
+"""Tables of ``benchmarks/kernels.py`` for the reports: one line per shape and number of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arb_ternary_bench.kernels.result import notes
+from kernels import notes
 
 Cell = Mapping[str, Any]
 #: A model that writes text has at most so many rows: the weight comes from memory.
@@ -78,7 +78,7 @@ def update_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
                 f"{row['seconds_min'] * 1e6:,.1f} | {row['bytes_per_second'] / 1e9:.1f} | "
                 f"{_marked(row['speedup']['torch_adamw'], 5.0)} |"
             )
-    return "\n".join([*lines, "", *notes(result)[:3]])
+    return "\n".join([*lines, "", *notes(result)[:4]])
 
 
 def _cells(result: Mapping[str, Any], op: str) -> Iterator[Cell]:

@@ -1,4 +1,4 @@
-"""Write tables of measured results, and two of code, into README.md, the pages and the reports.
+"""Write tables of measured results, and one of code, into README.md, the pages and the reports.
 
 ``--write`` replaces what is between the markers. Without it they are compared, and the exit status
 is 1 if one differs.
@@ -15,37 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from arb_ternary.config.fields import to_plain
-from arb_ternary.config.loading import load_as
-from arb_ternary_bench.generation import result as generation
-from arb_ternary_bench.network.config import NetworkConfig
-from arb_ternary_bench.studies import (
-    ladder,
-    network,
-    quality,
-    reasoning,
-    sample,
-    serving,
-    step,
-    trainer,
-)
-from arb_ternary_bench.study import Session
-from arb_ternary_bench.table import ResultTable
-from arb_ternary_bench.training import result as training
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies import find_strategy
 from arb_ternary_testing.component import make_choice
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import generation
+import quality
+import reasoning
+import serving
+from harness.table import ResultTable
 from kernel_tables import back_table, product_table, update_table
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "plugins" / "arb-ternary-bench" / "results"
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = BENCHMARKS / "results"
 README = ROOT / "README.md"
-REPORTS = ROOT / "plugins" / "arb-ternary-bench" / "reports"
+REPORTS = BENCHMARKS / "reports"
 DEMO = REPORTS / "demo.md"
 QUALITY = REPORTS / "what-rules-learn.md"
 KERNELS = REPORTS / "cpu-kernels.md"
 WHOLE = REPORTS / "whole-models.md"
 LANGUAGE = REPORTS / "language.md"
-DISTRIBUTED = REPORTS / "distributed.md"
 ORCHESTRATE = ROOT / "docs" / "how-to" / "orchestrate.md"
 TITLES = {
     "demo": "ternary, `scaled_votes`",
@@ -158,12 +150,6 @@ def strategies_table() -> str:
     return "\n".join(lines)
 
 
-def network_table() -> str:
-    """Return what ways to train send, computed for the example."""
-    example = load_as(NetworkConfig, ROOT / "docs" / "examples" / "network-7b.yaml").config
-    return "\n".join(network.TABLE.lines(network.run(example, Session(ROOT))))
-
-
 def table(of: ResultTable) -> Callable[[dict[str, Any]], str]:
     """Return what makes a table of a result in Markdown, with its notes."""
     return lambda result: of.markdown(result).strip()
@@ -196,24 +182,16 @@ def changes(before: Any, after: Any) -> list[str]:
 TABLES = (
     ("readme-table", "demo.json", readme_table, (README,)),
     ("demo-table", "demo.json", demo_table, (DEMO,)),
-    ("demo-sample", "demo-sample.json", table(sample.TABLE), (DEMO,)),
     ("quality-small", "quality-small.json", table(quality.TABLE), (QUALITY,)),
     ("quality-orthogonal", "quality-orthogonal.json", table(quality.TABLE), (QUALITY,)),
     ("quality-survey", "quality-survey.json", table(quality.TABLE), (QUALITY,)),
     ("quality-medium", "quality-medium.json", table(quality.TABLE), (QUALITY,)),
-    ("ladder", "ladder.json", table(ladder.TABLE), (QUALITY,)),
     ("cpu-linear", "cpu-kernels.json", product_table, (KERNELS,)),
     ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
-    ("cpu-step", "cpu-step.json", table(step.TABLE), (KERNELS,)),
-    ("whole-train", "train.json", table(training.TABLE), (WHOLE,)),
-    ("whole-train-512x8", "train-512x8.json", table(training.TABLE), (WHOLE,)),
-    ("whole-train-1024x12", "train-1024x12.json", table(training.TABLE), (WHOLE,)),
-    ("whole-train-2048x4", "train-2048x4.json", table(training.TABLE), (WHOLE,)),
     ("whole-generate", "generate.json", table(generation.TABLE), (WHOLE,)),
     ("whole-generate-7b", "generate-7b.json", table(generation.TABLE), (WHOLE,)),
     ("reasoning", "reasoning.json", table(reasoning.TABLE), (LANGUAGE,)),
-    ("trainer", "trainer.json", table(trainer.TABLE), (LANGUAGE,)),
     ("serving", "serving.json", table(serving.TABLE), (LANGUAGE,)),
     ("cpu-linear-amx", "cpu-kernels-amx.json", product_table, (KERNELS,)),
     ("cpu-back-amx", "cpu-kernels-amx.json", back_table, (KERNELS,)),
@@ -243,11 +221,8 @@ def main() -> int:
     write = parser.parse_args().write
     outdated = set()
     contents = [(marker, measured(file, make), paths) for marker, file, make, paths in TABLES]
-    computed = [
-        ("strategies", strategies_table(), (ORCHESTRATE,)),
-        ("network", network_table(), (DISTRIBUTED,)),
-    ]
-    for marker, content, paths in [*contents, *computed]:
+    contents.append(("strategies", strategies_table(), (ORCHESTRATE,)))
+    for marker, content, paths in contents:
         for path in paths:
             page = path.read_text(encoding="utf-8")
             wanted = filled(page, marker, content)

@@ -2,7 +2,7 @@
 ``CONTRIBUTING.md``.
 
 A hook of mkdocs, see ``mkdocs.yml``. The reference is made by ``reference.py``. Reports are files
-of the bench plugin. Their links are those of the repository and are rewritten to those of the site.
+of ``benchmarks``. Their links are those of the repository and are rewritten to those of the site.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-REPORTS = "plugins/arb-ternary-bench/reports/"
+REPORTS = "benchmarks/reports/"
 ROOT = Path(__file__).parents[2]
 #: A link to a file of the repository that is not on the site.
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:plugins|backends|results)/[^)]*\)")
+OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:plugins|backends|benchmarks|results)/[^)]*\)")
 #: Code of one word that fits on a line of a phone: it is not broken.
 SHORT_CODE = re.compile(r"<code>([^<\s]{1,32})</code>")
 
@@ -62,7 +62,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "contributing.md":
         return markdown.replace("](docs/", "](")
     if page.file.src_uri.startswith("reports/"):
-        markdown = markdown.replace("](../../../docs/", "](../")
+        markdown = markdown.replace("](../../docs/", "](../")
     else:
         depth = page.file.src_uri.count("/")
         here = f"]({'../' * (depth + 1)}{REPORTS}"

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    ROOT / "plugins" / "arb-ternary-bench" / "reports" / "quality.md",
+    ROOT / "benchmarks" / "reports" / "quality.md",
 ]
 FENCE = re.compile(
     r"(?P<run><!-- run -->\n)?^```(?P<language>\w*)(?: "

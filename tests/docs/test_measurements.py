@@ -25,11 +25,9 @@ def test_the_tables_are_those_of_the_committed_results() -> None:
 
 
 def test_the_readme_states_the_mean_loss_of_each_side() -> None:
-    figures = json.loads(
-        (ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo.json").read_text()
-    )
+    figures = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
     readme = (ROOT / "README.md").read_text()
-    report = (ROOT / "plugins" / "arb-ternary-bench" / "reports" / "demo.md").read_text()
+    report = (ROOT / "benchmarks" / "reports" / "demo.md").read_text()
     for row in figures["configs"]:
         mean = sum(row["validation_losses"]) / len(row["validation_losses"])
         pages = [readme, report] if row["name"] in ("demo", "bitnet", "float32") else [report]
@@ -42,9 +40,7 @@ def test_the_readme_states_the_mean_loss_of_each_side() -> None:
 def test_demo_and_baselines_have_the_tuned_settings(
     config: str,
 ) -> None:
-    tuning = json.loads(
-        (ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text()
-    )
+    tuning = json.loads((ROOT / "benchmarks" / "results" / "demo-tuning.json").read_text())
     losses: dict[str, float] = tuning["losses"][config]
     schedule, rate = min(losses, key=losses.__getitem__).split()
     text = (ROOT / "docs" / "examples" / config).read_text()
@@ -53,9 +49,7 @@ def test_demo_and_baselines_have_the_tuned_settings(
 
 
 def test_demo_with_float_ends_has_the_tuned_rates() -> None:
-    tuning = json.loads(
-        (ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text()
-    )
+    tuning = json.loads((ROOT / "benchmarks" / "results" / "demo-tuning.json").read_text())
     losses: dict[str, float] = tuning["losses"]["float-ends.yaml"]
     schedule, votes, _, floats = min(losses, key=losses.__getitem__).split()
     example = yaml.safe_load((ROOT / "docs" / "examples" / "float-ends.yaml").read_text())
@@ -71,9 +65,7 @@ def test_demo_with_float_ends_has_the_tuned_rates() -> None:
     [("pure", "digits"), ("qat", "digits-bitnet"), ("float32", "digits-float32")],
 )
 def test_the_digits_are_read_with_the_rates_that_tuning_chose(method: str, config: str) -> None:
-    runs = json.loads(
-        (ROOT / "plugins" / "arb-ternary-bench" / "results" / "digits.json").read_text()
-    )["runs"]
+    runs = json.loads((ROOT / "benchmarks" / "results" / "digits.json").read_text())["runs"]
     tried = [run for run in runs if run["method"] == method and run["tuning"]]
     assert len(tried) == 3
     best = max(tried, key=lambda run: (run["accuracy"], -run["loss"]))["rate"]

@@ -15,7 +15,7 @@ OUTSIDE = [
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("*/README.md")),
     *sorted(ROOT.glob("*/arb-ternary-*/README.md")),
-    *sorted((ROOT / "plugins" / "arb-ternary-bench" / "reports").glob("*.md")),
+    *sorted((ROOT / "benchmarks" / "reports").glob("*.md")),
 ]
 PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -282,45 +282,22 @@ def training_bytes(part: Part) -> bool:
 
 
 def steps(part: Part) -> bool:
-    """Training steps of a linear and of a block, without what torch compiles: that takes long."""
+    """Training steps of decoders, without what torch compiles: that takes long."""
     on_gpu = part.device == "cuda"
-    codes = []
-    for kind, outputs, inputs in (("linear", 4096, 4096), ("block", 2816, 1024)):
-        options = {
-            "device": part.device,
-            "block": str(kind == "block").lower(),
-            "outputs": outputs if on_gpu else 96,
-            "inputs": inputs if on_gpu else 64,
-            "tokens": 2048 if on_gpu else 128,
-            "seconds": 2 if on_gpu else 0.01,
-            "compiled": "false",
-        }
-        name = f"steps-{kind}"
-        command = ["-m", "arb_ternary_bench.study", "step"]
-        command += ["--out", str(part.out / name)]
-        for key, value in options.items():
-            command += ["-o", f"{key}={value}"]
-        codes.append(part.run(name, *command))
-    return codes == [0, 0]
+    methods = [f"{backend}/int8" for backend in part.backends()]
+    command = ["benchmarks/training.py", "--device", part.device, "--threads", "1"]
+    command += ["--methods", ",".join([*methods, "bfloat16", "qat/bfloat16"])]
+    command += ["--sizes", "512x8,1024x12" if on_gpu else "tiny"]
+    command += ["--rounds", "1", "--steps", "16" if on_gpu else "2"]
+    return part.run("steps", *command, "--out", str(part.out / "steps")) == 0
 
 
 def bench(part: Part) -> bool:
     """Every kernel on a few shapes."""
     shapes = SHAPES if part.device == "cuda" else "64x128"
-    command = [*ARB, "bench", "kernels", "--device", part.device, "--seconds", "0.05"]
-    return (
-        part.run(
-            "bench",
-            *command,
-            "--m",
-            "1,16,512,2048",
-            "--shapes",
-            shapes,
-            "--out",
-            str(part.out / "kernels"),
-        )
-        == 0
-    )
+    command = ["benchmarks/kernels.py", "--device", part.device, "--seconds", "0.05"]
+    command += ["--m", "1,16,512,2048", "--shapes", shapes]
+    return part.run("bench", *command, "--out", str(part.out / "kernels")) == 0
 
 
 PARTS: Final[dict[str, Callable[[Part], bool]]] = {

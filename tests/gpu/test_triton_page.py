@@ -15,7 +15,7 @@ import arb_ternary_triton
 from arb_ternary.environment import for_child
 
 SHAPES = Path(__file__).with_name("triton_shapes.py")
-PAGE = Path(__file__).parents[2] / "plugins/arb-ternary-bench/reports/gpu-kernels.md"
+PAGE = Path(__file__).parents[2] / "benchmarks/reports/gpu-kernels.md"
 
 
 def _table() -> list[str]:

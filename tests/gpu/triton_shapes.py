@@ -3,7 +3,7 @@ counts.
 
 ``python tests/gpu/triton_shapes.py`` goes through the tests of ``test_triton_shapes.py`` and counts
 what they translate instead of translating it; ``--write`` puts the table into
-plugins/arb-ternary-bench/reports/gpu-kernels.md.
+benchmarks/reports/gpu-kernels.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 from triton_launches import Launch, Specialised, specialise
 
 TESTS: Final = Path(__file__).with_name("test_triton_shapes.py")
-PAGE: Final = Path(__file__).parents[2] / "plugins/arb-ternary-bench/reports/gpu-kernels.md"
+PAGE: Final = Path(__file__).parents[2] / "benchmarks/reports/gpu-kernels.md"
 #: Stands in the place of sizes where the conformance kit chose them.
 KIT: Final = "the kit"
 #: Arguments of kernels that are sizes of operands.

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary_bench.kernels.probes import peak_probe, read_probe
 from arb_ternary_cpu.backend import CpuBackend, build
 from arb_ternary_cpu.isa import usable_isas
 
@@ -91,11 +90,3 @@ def test_a_time_that_is_none_is_refused(seconds: float) -> None:
     probing: Any = build()
     with pytest.raises(ValueError, match="seconds must be positive and finite"):
         probing.probe_int8_peak(seconds)
-
-
-def test_the_bench_of_kernels_finds_and_uses_them() -> None:
-    assert hasattr(build(), "probe_read")
-    assert hasattr(build(), "probe_int8_peak")
-    assert peak_probe(["cpu"]).how == "probe_int8_peak of backend cpu, registers only"
-    # Its sum is checked before it takes part.
-    assert read_probe(["cpu"], 1 << 12, seconds=1e-4).variant.nbytes >= 4 << 12

@@ -43,11 +43,11 @@ class CpuBackend:
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
     def probe_read(self, buffer: Tensor) -> int:
-        """Read all of a contiguous uint8 tensor; see :mod:`arb_ternary_bench.kernels.probes`."""
+        """Read all of a contiguous uint8 tensor; return the sum of its 64-bit words."""
         return limits.read_bytes(_native.isa_index(self.isa), buffer)
 
     def probe_int8_peak(self, seconds: float) -> float:
-        """Operations a second of the int8 units; see :mod:`arb_ternary_bench.kernels.probes`."""
+        """Return operations per second of the int8 units, measured for about ``seconds``."""
         return limits.int8_peak(_native.isa_index(self.isa), seconds)
 
 

@@ -1,4 +1,4 @@
-"""The machine's limits, measured by kernels that do nothing else: for `arb bench kernels`."""
+"""The machine's limits, measured by kernels that do nothing else: for `benchmarks/kernels.py`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def whole_matrix_length(dtype: torch.dtype) -> int:
     0 means never. In float32, torch's fused kernel takes 0.5 to 1.0 of the time of whole matrices,
     forward and backward. In bfloat16 it takes 1.1 to 4 times as long up to these lengths if the
     processor multiplies bfloat16, and 0.4 to 0.7 of the time if it does not (measured in
-    plugins/arb-ternary-bench/reports/cpu-kernels.md).
+    benchmarks/reports/cpu-kernels.md).
     """
     if not may_round_differently() or dtype is torch.float16:
         return _WHOLE_MATRIX_LENGTH

@@ -28,7 +28,7 @@ from arb_ternary_text.models.shared_rows import multiply_all
 
 _NO_NORM: Final = nn.Identity()
 #: Longest sequence for which the attention kernels were measured to be faster than torch's
-#: (plugins/arb-ternary-bench/reports/cpu-kernels.md).
+#: (benchmarks/reports/cpu-kernels.md).
 _LONGEST: Final = 2048
 
 

@@ -1,0 +1,1 @@
+"""What the scripts share: child processes, turns, facts of the machine, tables, result files."""

@@ -1,1 +1,0 @@
-"""Generation of text with whole models, and the same in other programs."""

@@ -1,1 +1,0 @@
-"""Traffic between machines in one training step, computed from sizes, for several schemes."""
