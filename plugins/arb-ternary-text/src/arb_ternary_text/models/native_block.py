@@ -24,11 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from arb_ternary.backends.ops import linear_backward
-from arb_ternary.backends.vote_state import VoteState
-from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.block_kernels import Kernels, eps_of, factor_of, gain_of
+from arb_ternary_text.models.linear_use import LinearUse, first_anchor, weights_of
 
 Angles = tuple[Tensor, Tensor]
 
@@ -43,56 +41,6 @@ class Product(NamedTuple):
     factor: Tensor | None
 
 
-class _Linear(NamedTuple):
-    """A ternary linear as forward and backward of a node need it.
-
-    Attributes:
-        module: the linear itself.
-        state: its weight and what it learns by.
-        anchor: makes backward reach it; None if it casts no votes.
-    """
-
-    module: TernaryLinear
-    state: VoteState
-    anchor: Tensor | None
-
-    def multiply(
-        self, kernels: Kernels, q_MK: Tensor, scale_M: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        """Return ``x @ W.T`` of quantised rows, ``[M, N]``."""
-        state = self.state
-        y: Tensor = kernels["linear"](
-            q_MK, scale_M, state.weight, state.exponent, None, state.shape, dtype
-        )
-        return y
-
-    def backward(
-        self, grad_MN: Tensor, q_MK: Tensor, scale_M: Tensor, *, needs_input: bool
-    ) -> Tensor | None:
-        """Cast the votes; return the gradient of the rows ``[M, K]`` if it is needed."""
-        return linear_backward(
-            grad_MN,
-            q_MK,
-            scale_M,
-            self.state,
-            gradients=self.module.gradients,
-            dtype=grad_MN.dtype,
-            needs_input=needs_input,
-            casts=self.anchor is not None,
-        )
-
-    def expect_votes(self, y: Tensor) -> None:
-        """Prepare for the votes that backward from ``y`` will cast, if any."""
-        if self.anchor is not None:
-            self.module.expect_votes(y)
-
-
-def _linear(module: nn.Module) -> _Linear:
-    if not isinstance(module, TernaryLinear):
-        raise TypeError(f"a ternary linear is needed, got a {type(module).__name__}")
-    return _Linear(module, module.vote_state(), module.vote_anchor())
-
-
 class _NormalizedProducts(torch.autograd.Function):
     """Norm, one quantisation, one product per linear."""
 
@@ -103,16 +51,12 @@ class _NormalizedProducts(torch.autograd.Function):
         _anchor: Tensor | None,
         gain: Tensor | None,
         kernels: Kernels,
-        linears: Sequence[_Linear],
+        linears: Sequence[LinearUse],
         eps: float | None,
     ) -> tuple[Tensor, ...]:
         q_MD, scale_M, r_M = kernels["text.normalise_quantize"](x, eps, gain)
         x_kept = None if r_M is None else x
-        # Weights are kept so that torch notices if they change before backward.
-        weights = [
-            tensor for each in linears for tensor in (each.state.weight, each.state.exponent)
-        ]
-        ctx.save_for_backward(x_kept, q_MD, scale_M, r_M, gain, *weights)
+        ctx.save_for_backward(x_kept, q_MD, scale_M, r_M, gain, *weights_of(linears))
         ctx.kernels = kernels
         ctx.linears = linears
         ctx.size = x.shape
@@ -238,7 +182,7 @@ class _ActivatedProduct(torch.autograd.Function):
         gain: Tensor | None,
         _anchor: Tensor | None,
         kernels: Kernels,
-        down: _Linear,
+        down: LinearUse,
         kind: str,
         eps: float | None,
     ) -> Tensor:
@@ -254,8 +198,7 @@ class _ActivatedProduct(torch.autograd.Function):
             q_MF,
             scale_M,
             r_M,
-            down.state.weight,
-            down.state.exponent,
+            *weights_of((down,)),
         )
         ctx.kernels = kernels
         ctx.down = down
@@ -349,12 +292,11 @@ def normalized_products(
         norm: the norm in front of the linears.
         modules: the ternary linears.
     """
-    linears = [_linear(module) for module in modules]
-    anchors = [each.anchor for each in linears if each.anchor is not None]
+    linears = [LinearUse.of(module) for module in modules]
     rows: tuple[Tensor, ...] = _run(
         _NormalizedProducts,
         TernaryModule.in_autocast(x),
-        anchors[0] if anchors else None,
+        first_anchor(linears),
         gain_of(norm),
         kernels,
         linears,
@@ -463,7 +405,7 @@ def feed_forward(
     products = normalized_products(kernels, x.flatten(0, -2), norm, inner)
     up = products[-1]
     gate = products[0] if len(products) == 2 else None
-    down = _linear(down_module)
+    down = LinearUse.of(down_module)
     y_MD: Tensor = _run(
         _ActivatedProduct,
         None if gate is None else gate.rows,

@@ -8,29 +8,21 @@ added in the order in which autograd adds them, last linear first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from arb_ternary.backends.ops import linear_backward, quantize_related
+from arb_ternary.backends.ops import quantize_related
 from arb_ternary.backends.select import get_backend
-from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary_text.models.block_kernels import is_plain_linear
+from arb_ternary_text.models.block_kernels import Kernels, is_plain_linear
+from arb_ternary_text.models.linear_use import LinearUse, first_anchor, weights_of
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
 #: Linears that ``quantize_several`` takes at most.
 _MOST = 3
-
-
-class _Use(NamedTuple):
-    """A linear in one pass; its state; and the anchor, None if backward casts no votes."""
-
-    linear: TernaryLinear
-    state: VoteState
-    anchor: Tensor | None
 
 
 class _Products(torch.autograd.Function):
@@ -38,47 +30,28 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_MK: Tensor, _anchor: Tensor | None, uses: Sequence[_Use]
+        ctx: Any, x_MK: Tensor, _anchor: Tensor | None, uses: Sequence[LinearUse]
     ) -> tuple[Tensor, ...]:
-        kernels = get_backend(uses[0].state.backend).kernels
-        quantize: Any = kernels["quantize_rows"]
-        multiply: Any = kernels["linear"]
-        q_MK, scale_M = quantize(x_MK)
-        # Weights are kept so that torch notices if they change before backward.
-        weights = [tensor for use in uses for tensor in (use.state.weight, use.state.exponent)]
-        ctx.save_for_backward(q_MK, scale_M, *weights)
+        kernels: Kernels = get_backend(uses[0].state.backend).kernels
+        q_MK, scale_M = kernels["quantize_rows"](x_MK)
+        ctx.save_for_backward(q_MK, scale_M, *weights_of(uses))
         ctx.uses = uses
-        ctx.dtype = x_MK.dtype
-        products = []
-        for _, state, _ in uses:
-            weight = (state.weight, state.exponent)
-            products.append(multiply(q_MK, scale_M, *weight, None, state.shape, x_MK.dtype))
-        return tuple(products)
+        return tuple(use.multiply(kernels, q_MK, scale_M, x_MK.dtype) for use in uses)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_MK, scale_M, *_ = ctx.saved_tensors
-        uses: Sequence[_Use] = ctx.uses
+        uses: Sequence[LinearUse] = ctx.uses
         needs_rows = ctx.needs_input_grad[0]
         whole = [grad.contiguous() for grad in grads]
         pairs: list[Any] = [None] * len(uses)
         casts_all = all(use.anchor is not None for use in uses)
-        if needs_rows and casts_all and uses[0].linear.gradients == "int8":
+        if needs_rows and casts_all and uses[0].module.gradients == "int8":
             pairs = list(quantize_related(whole, scale_M, [use.state for use in uses]))
         total: Tensor | None = None
         for use, grad, pair in reversed(list(zip(uses, whole, pairs, strict=True))):
-            found = linear_backward(
-                grad,
-                q_MK,
-                scale_M,
-                use.state,
-                gradients=use.linear.gradients,
-                dtype=ctx.dtype,
-                needs_input=needs_rows,
-                casts=use.anchor is not None,
-                both=pair,
-            )
+            found = use.backward(grad, q_MK, scale_M, needs_input=needs_rows, both=pair)
             total = found if total is None or found is None else total + found
         return total, None, None
 
@@ -105,16 +78,14 @@ def multiply_all(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
     if linears is None:
         return [module(x) for module in modules]
     x = TernaryLinear.in_autocast(x)
-    uses = [_Use(each, each.vote_state(), each.vote_anchor()) for each in linears]
-    anchors = [use.anchor for use in uses if use.anchor is not None]
-    anchor = anchors[0] if anchors else None
-    products = _Products.apply(x.reshape(-1, x.shape[-1]), anchor, uses)  # type: ignore[no-untyped-call]
+    uses = [LinearUse.of(each) for each in linears]
+    rows_MK = x.reshape(-1, x.shape[-1])
+    products = _Products.apply(rows_MK, first_anchor(uses), uses)  # type: ignore[no-untyped-call]
     found = []
     for use, product in zip(uses, products, strict=True):
-        if use.anchor is not None:
-            use.linear.expect_votes(product)
+        use.expect_votes(product)
         y = product.view(*x.shape[:-1], -1)
-        if isinstance(use.linear, ScaledTernaryLinear):
-            y = y * use.linear.learning_factors().to(y.dtype)
+        if isinstance(use.module, ScaledTernaryLinear):
+            y = y * use.module.learning_factors().to(y.dtype)
         found.append(y)
     return found
