@@ -140,20 +140,6 @@ def test_an_int8_cache_is_saved_and_continued(float_decoder: Decoders, tokens: T
 
 
 @pytest.mark.parametrize(
-    ("saved", "loaded"),
-    [("int8", "float"), ("float", "int8"), ("bfloat16", "float"), ("float", "bfloat16")],
-)
-def test_the_state_of_another_format_is_refused(
-    float_decoder: Decoders, tokens: Tokens, saved: CacheNumbers, loaded: CacheNumbers
-) -> None:
-    model = float_decoder()
-    cache = model.new_cache(1, saved)
-    model(tokens(1, 3), cache)
-    with pytest.raises(UsageProblem, match=f"a cache of {saved}, and this one keeps {loaded}"):
-        model.new_cache(1, loaded).load_state_dict(cache.state_dict())
-
-
-@pytest.mark.parametrize(
     ("numbers", "dtype", "bytes_a_head"),
     [
         ("float", torch.float32, 4 * (4 + 4)),

@@ -51,9 +51,6 @@ class LayerCache:
         capacity: number of slots needed from the next pass on.
     """
 
-    #: Number of tensors in ``stored``.
-    parts: int = 2
-
     def __init__(self) -> None:
         self.stored: list[Tensor] = []
         self.capacity = 0
@@ -142,8 +139,6 @@ class Int8LayerCache(LayerCache):
     ``stored``: codes of keys and of values, int8 ``[B, H, capacity, C]``, then their scales,
     float32 ``[B, H, capacity]``.
     """
-
-    parts = 4
 
     def _kept(self, keys_BHSC: Tensor, values_BHSC: Tensor) -> list[Tensor]:
         if torch.is_grad_enabled():
@@ -271,28 +266,12 @@ class KeyValueCache:
         return sum(stored[:1, :, :1].nbytes for layer in self.layers for stored in layer.stored)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what later positions may still see, as nested lists of tensors.
-
-        The format is named unless it is ``float``.
-        """
+        """Return what later positions may still see, as nested lists of tensors."""
         layers = [layer.latest(self._span()) for layer in self.layers] if self.length else []
-        state: dict[str, Any] = {"length": self.length, "layers": layers}
-        if self.numbers != "float":
-            state["numbers"] = self.numbers
-        return state
+        return {"length": self.length, "layers": layers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of a cache of the same model, batch size and format.
-
-        Raises:
-            UsageProblem: the format differs.
-        """
-        saved = state.get("numbers", "float")
-        if saved != self.numbers:
-            raise UsageProblem(
-                f"cache: the state is of a cache of {saved}, and this one keeps {self.numbers}",
-                "Load it into a cache made with the same `numbers`.",
-            )
+        """Continue from the state of a cache of the same model, batch size and format."""
         self.length = int(state["length"])
         self.layers = [_LAYERS[self.numbers]() for _ in self.layers]
         self._slot = self._span().past
