@@ -17,7 +17,7 @@ from tilelang_variants import Variant, covering, every_variant
 
 from arb_ternary.backends.select import reset_backends, use_backend
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.decoder import build
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
 from arb_ternary_tilelang import casting, flipping, lookups, products, storage
 from arb_ternary_tilelang.lane import Lane
@@ -118,7 +118,7 @@ def test_generation_launches_kernels_that_are_compiled(
         config = DecoderConfig(
             width=64, layers=1, heads=2, feed_forward=2048, max_length=32, activations=activations
         )
-        model = build(config, 64).eval()
+        model = Decoder(config, 64).eval()
         ids = list(generate(model, range(20), max_new_tokens=3, temperature=0.0))
     assert len(ids) == 3
     kernels = {make.__name__ for make, _options in launched}

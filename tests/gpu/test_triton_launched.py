@@ -17,7 +17,7 @@ from arb_ternary.backends.select import use_backend
 from arb_ternary.backends.vote_state import new_state
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import seed_votes, ternary_modules
-from arb_ternary_text.models.decoder import DecoderConfig, build
+from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 from arb_ternary_train.update import ternary_update
 from arb_ternary_triton import arguments, products
 from arb_ternary_triton.arguments import packed_columns
@@ -84,7 +84,7 @@ def _model(gradients: str, scale_rule: str, layers: int = 1) -> torch.nn.Module:
         embedding_scale_rule=scale_rule,
         gradients=gradients,
     )
-    return build(config, 256)
+    return Decoder(config, 256)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from arb_ternary.config.errors import Faulty, show_path
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary_manifests.language_model import decoder_section
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
-from arb_ternary_text.models.decoder import build
+from arb_ternary_text.models.decoder import Decoder
 
 #: The system of the training guide's manifest "Llama to DBA", its variables written out.
 GUIDE = """
@@ -117,7 +117,7 @@ def test_llama_has_its_published_number_of_parameters() -> None:
     assert options.pop("learned_norms") is True
     assert options.pop("float_parts") == ["embedding", "head"]
     with torch.device("meta"):
-        model = build(DecoderConfig(**options, float_parts=FLOAT_PARTS), 128256)
+        model = Decoder(DecoderConfig(**options, float_parts=FLOAT_PARTS), 128256)
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_235_814_400
 
 

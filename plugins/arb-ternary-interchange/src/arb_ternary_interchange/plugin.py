@@ -57,14 +57,14 @@ def arb_register_exporters() -> Sequence[ExporterSpec]:
         ),
         ExporterSpec(
             name="gguf",
-            target="arb_ternary_interchange.gguf.exporter:build",
+            target="arb_ternary_interchange.gguf.exporter:GgufExporter",
             config="arb_ternary_interchange.options:GgufConfig",
             summary="a GGUF file for llama.cpp and what is built on it; ternary weights exactly",
             suffix=".gguf",
         ),
         ExporterSpec(
             name="hf",
-            target="arb_ternary_interchange.huggingface.exporter:build",
+            target="arb_ternary_interchange.huggingface.exporter:HfExporter",
             config="arb_ternary_interchange.options:HfExportConfig",
             summary="a folder that transformers loads: Llama, Qwen3, Arcee or BitNet, packed or "
             "dense",
@@ -82,14 +82,14 @@ def arb_register_importers() -> Sequence[ImporterSpec]:
         ),
         ImporterSpec(
             name="gguf",
-            target="arb_ternary_interchange.gguf.importer:build",
+            target="arb_ternary_interchange.gguf.importer:GgufImporter",
             config="arb_ternary_interchange.options:ImportConfig",
             summary="GGUF files of llama, qwen3, arcee and bitnet: ternary (TQ1_0, TQ2_0, Q2_0) "
             "and float",
         ),
         ImporterSpec(
             name="hf",
-            target="arb_ternary_interchange.huggingface.importer:build",
+            target="arb_ternary_interchange.huggingface.importer:HfImporter",
             config="arb_ternary_interchange.options:ImportConfig",
             schemes=("hf",),
             summary="a folder of transformers, the hub's cache, or hf://org/name: packed, dense "

@@ -38,7 +38,7 @@ def arb_register_models() -> Sequence[ModelSpec]:
     return (
         ModelSpec(
             name="decoder",
-            target="arb_ternary_text.models.decoder:build",
+            target="arb_ternary_text.models.decoder:Decoder",
             config="arb_ternary_text.models.config:DecoderConfig",
             summary="decoder transformer of ternary linears, embeddings and norms",
         ),

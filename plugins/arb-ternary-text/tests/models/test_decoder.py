@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.decoder import Decoder, build
+from arb_ternary_text.models.decoder import Decoder
 
 Configs = Callable[..., DecoderConfig]
 Decoders = Callable[..., Decoder]
@@ -58,7 +58,7 @@ def test_the_number_of_parameters_is_the_formula(
     V = 13
     matrices = 2 * D * H * C + 2 * D * G * C + (3 if activation == "swiglu" else 2) * D * F_
     expected = V * D * (1 if tied else 2) + L * (matrices + 2 * D) + D
-    model = build(config, V)
+    model = Decoder(config, V)
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
     assert not list(model.buffers())
 
@@ -388,12 +388,12 @@ def test_set_dtype_changes_parameters_and_logits(
 
 def test_an_empty_vocabulary_is_refused(float_config: Configs) -> None:
     with pytest.raises(UsageProblem, match="vocabulary_size"):
-        build(float_config(), 0)
+        Decoder(float_config(), 0)
 
 
 def test_a_decoder_runs_given_blocks_in_order(float_config: Configs, tokens: Tokens) -> None:
     config = float_config(layers=3, zero_residual=False)
-    donor = build(config, 13)
+    donor = Decoder(config, 13)
 
     class Reversed(torch.nn.ModuleList):
         def __iter__(self):

@@ -92,11 +92,6 @@ class GgufExporter:
         return planned + scales
 
 
-def build(config: GgufConfig) -> GgufExporter:
-    """Factory of the exporter ``gguf``."""
-    return GgufExporter(config)
-
-
 def _encoded(tensors: FileTensors, path: str, kind: TensorType) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a tensor, some rows at a time."""
     values = tensors.at(path).values

@@ -65,11 +65,6 @@ class GgufImporter:
         return convert(GgufModel(GgufFile(source)), self._config)
 
 
-def build(config: ImportConfig) -> GgufImporter:
-    """Factory of the importer ``gguf``."""
-    return GgufImporter(config)
-
-
 def _scales(file: GgufFile) -> list[str]:
     blocks = {info.type.name: info.type.block for info in file.tensors.values() if is_ternary(info)}
     lines = [

@@ -128,11 +128,6 @@ class HfExporter:
         return [HEAD] if is_float or unpackable else []
 
 
-def build(config: HfExportConfig) -> HfExporter:
-    """Factory of the exporter ``hf``."""
-    return HfExporter(config)
-
-
 def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 

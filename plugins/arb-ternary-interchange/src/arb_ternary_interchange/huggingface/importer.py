@@ -79,8 +79,3 @@ class HfImporter:
         model = HfModel(source)
         model.check_values()
         return convert(model, self._config)
-
-
-def build(config: ImportConfig) -> HfImporter:
-    """Factory of the importer ``hf``."""
-    return HfImporter(config)

@@ -194,8 +194,3 @@ class Decoder(Transformer):
             window = cache.window
             total = span.past + length
         return make_positions(config, x_BSD, start=start, total=total, window=window, span=span)
-
-
-def build(config: DecoderConfig, vocabulary_size: int) -> Decoder:
-    """Build the model ``decoder``."""
-    return Decoder(config, vocabulary_size)
