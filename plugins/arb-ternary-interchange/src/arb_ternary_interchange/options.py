@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from attrs import frozen
-from attrs.validators import in_, instance_of, optional
 
 from arb_ternary.config.options import Rule, option
 
@@ -25,13 +24,11 @@ class ImportConfig:
         "fold",
         "scales that are not powers of two: fold = exactly into gains of norms, round = to the "
         "nearest power of two, float = kept as a float factor of each linear",
-        validator=in_(get_args(Scales)),
     )
     float_sources: FloatSources = option(
         "keep",
         "float matrices: keep = as float parts, ternary = rounded to trits, with the rest of the "
         "rounding in the votes",
-        validator=in_(get_args(FloatSources)),
     )
 
 
@@ -44,13 +41,11 @@ class GgufConfig:
         "type of the ternary matrices, which has to hold each exactly; auto = for each matrix the "
         "smallest type that does. Float matrices are f16, bf16 or f32, the first that is exact, "
         "unless a float type is named here",
-        validator=in_(get_args(GgufType)),
     )
     float_type: GgufFloatType = option(
         "auto",
         "type to which float matrices (embedding, head, float linears) are rounded; auto = they "
         "stay exact, see type",
-        validator=in_(get_args(GgufFloatType)),
     )
 
 
@@ -63,21 +58,19 @@ class HfExportConfig:
         "packed = 2 bits per weight, for one exponent per matrix; dense_w1a8 = 16 bits, for any "
         "exponents; both with int8 activations; dense = an ordinary float model; auto = "
         "dense_w1a8, or dense for a model with float linears",
-        validator=in_(get_args(Layout)),
     )
     dtype: FloatDtype | None = option(
         None,
         "dtype of float tensors, in which transformers computes; a ternary weight is exact in "
         "both; null = bfloat16 for dense_w1a8, else float32",
-        validator=optional(in_(get_args(FloatDtype))),
     )
-    tokenizer: bool = option(True, "write the run's tokenizer too", validator=instance_of(bool))
+    tokenizer: bool = option(True, "write the run's tokenizer too")
     shard_megabytes: int = option(
         5000,
         "most megabytes (10^6 bytes) of tensors in one file; the rest goes into further files",
         validator=Rule(
             "a whole number of at least 1",
-            lambda value: type(value) is int and value >= 1,
+            lambda value: value >= 1,
             {"minimum": 1},
         ),
     )

@@ -28,7 +28,6 @@ class ShakespeareConfig:
         False,
         "validate on the last twentieth of the training text and train on the rest, to choose "
         "settings while the validation text stays unseen",
-        validator=attrs.validators.instance_of(bool),
     )
 
 

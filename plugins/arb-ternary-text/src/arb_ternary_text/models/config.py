@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from attrs import Attribute, frozen
 from attrs.converters import optional as optional_converter
-from attrs.validators import in_, instance_of, optional
+from attrs.validators import in_, optional
 
 from arb_ternary.config.options import Condition, Rule, option, positive, when, whole
 from arb_ternary.optim.protocol import Planned
@@ -187,26 +187,22 @@ class DecoderConfig:
     attention_gate: bool = option(
         False,
         "each head has a float gate that weighs its geometric against its semantic scores",
-        validator=instance_of(bool),
         active_when=_decoupled,
     )
     null_key_value: bool = option(
         False,
         "each key head has a learned float key and value that belong to no token and are visible "
         "to every position",
-        validator=instance_of(bool),
         active_when=_decoupled,
     )
     tie_query_key: bool = option(
         False,
         "semantic keys are the semantic queries; needs as many kv_heads as heads",
-        validator=instance_of(bool),
         active_when=_decoupled,
     )
     causal: bool = option(
         True,
         "a position sees only itself and earlier ones; false = all (masked objectives)",
-        validator=instance_of(bool),
     )
     rotary_base: float = option(
         10000.0,
@@ -249,7 +245,6 @@ class DecoderConfig:
     tie_embeddings: bool | None = option(
         None,
         "the head uses the embedding's weights; null = the architecture's, else false",
-        validator=optional(instance_of(bool)),
     )
     group_size: Literal[32, 64, 128, 256, "row", "tensor"] = option(
         128,
@@ -279,50 +274,41 @@ class DecoderConfig:
     learned_norms: bool = option(
         False,
         "pre-norms and final norm have a learned gain, ternary unless float_parts names norms",
-        validator=instance_of(bool),
         active_when=_learned_gains,
     )
     inner_gains: bool = option(
         False,
         "sub-norms and the norms of queries and keys have a learned gain like the pre-norms",
-        validator=instance_of(bool),
         active_when=(_any_gains, _inner_norms),
     )
     sub_norms: bool | None = option(
         None,
         "normalise the input of the output and down projections too; null = the architecture's, "
         "else true",
-        validator=optional(instance_of(bool)),
     )
     query_key_norm: bool | None = option(
         None,
         "normalise each head's queries and keys; null = the architecture's, else false",
-        validator=optional(instance_of(bool)),
     )
     norm_eps: float = option(1e-6, "added to the mean square in every norm", validator=positive)
     stored_eps: bool = option(
         False,
         "each sub-norm and each norm of queries and keys has an eps of its own, which is saved "
         "with the model; published weights may need it",
-        validator=instance_of(bool),
         active_when=_inner_norms,
     )
-    query_key_value_bias: bool = option(
-        False, "queries, keys and values have a float bias", validator=instance_of(bool)
-    )
+    query_key_value_bias: bool = option(False, "queries, keys and values have a float bias")
     linear_scales: bool = option(
         False,
         "each ternary linear has a constant float factor in addition to its exponents; published "
         "weights "
         "may need it",
-        validator=instance_of(bool),
         active_when=_voting_linears,
     )
     row_scales: bool = option(
         False,
         "each row of a ternary linear has a learned factor in addition to its exponents; it is a "
         "float, trained like other float parts, or, with vector_trits, ternary",
-        validator=instance_of(bool),
         active_when=_voting_linears,
     )
     vector_trits: Literal[4, 8, 16, 32] | None = option(
@@ -362,12 +348,10 @@ class DecoderConfig:
     zero_head: bool = option(
         False,
         "the head starts at zero, so that all ids are equally likely before the first step",
-        validator=instance_of(bool),
     )
     zero_residual: bool = option(
         False,
         "blocks start as the identity: output and down projections are initialised to zero",
-        validator=instance_of(bool),
     )
 
     def __attrs_post_init__(self) -> None:
