@@ -6,6 +6,7 @@ Shapes: ``N`` rows, ``K`` columns, ``J = ceil(K / G)`` groups of ``G`` columns.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import torch
@@ -159,6 +160,43 @@ def _fill_unknown(power: Tensor, known: Tensor) -> Tensor:
     place = known.to(torch.int8).argmax(dim=1, keepdim=True)
     first = torch.where(known.any(dim=1, keepdim=True), power.gather(1, place), power[known][0])
     return torch.where(known, power, first)
+
+
+def merged_scales(
+    scales: Tensor, block: int, columns: int, sizes: Sequence[int]
+) -> tuple[Tensor, int]:
+    """Return as few scales as there are different ones, and the columns that share one.
+
+    A scale of 0, that of a group of zeros, agrees with every positive one.
+
+    Args:
+        scales: ``[N, J]``.
+        block: columns that share a scale there.
+        columns: ``K``.
+        sizes: further groups that are tried, the largest first; the matrix and rows come before.
+    """
+    if one_magnitude(scales.view(1, 1, -1)):
+        return scales.max().view(1), columns
+    if one_magnitude(scales.unsqueeze(1)):
+        return scales.amax(dim=1, keepdim=True), columns
+    for size in sizes:
+        if size % block == 0 and size < columns:
+            merged = grouped(scales, size // block)
+            if one_magnitude(merged):
+                return merged.amax(dim=-1), size
+    return scales, block
+
+
+def grouped(values: Tensor, size: int) -> Tensor:
+    """Return ``[N, K]`` as groups of columns ``[N, J, size]``, filled up with zeros."""
+    padded = torch.nn.functional.pad(values, (0, -values.shape[1] % size))
+    return padded.view(values.shape[0], -1, size)
+
+
+def one_magnitude(values: Tensor) -> bool:
+    """Whether every group along the last dimension holds only zeros and one other number."""
+    largest = values.amax(dim=-1, keepdim=True)
+    return bool(((values == largest) | (values == 0)).all())
 
 
 def coarsest_grouping(found: list[Grouping]) -> Grouping:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from arb_ternary.errors import DataError
 from arb_ternary_interchange.decoder.published import ScaledTrits
+from arb_ternary_interchange.decoder.scales import merged_scales
 from arb_ternary_interchange.gguf.blocks import chunks, decode_codes, decode_floats, row_chunks
 from arb_ternary_interchange.gguf.reader import GgufFile, TensorInfo
 from arb_ternary_interchange.gguf.tensor_types import FORK_Q2_0, READABLE_TYPES, TERNARY_TYPES
@@ -67,28 +68,15 @@ def _read_trits(
         trits[some] = values
         stored[some] = scale
     _check_finite(file, info, stored)
-    scales, held = _merged(torch.from_numpy(stored), info.type.block, columns, group_size)
+    sizes: tuple[int, ...] = (256, 128, 64)
+    if group_size is not None:
+        sizes = (group_size,) if isinstance(group_size, int) else ()
+    scales, held = merged_scales(torch.from_numpy(stored), info.type.block, columns, sizes)
     if not _fits(scales, held, group_size):
         raise DataError(
             f"{file.path}: tensor {info.name!r} has more scales than its groups ({group_size})"
         )
     return ScaledTrits(torch.from_numpy(trits), scales, held)
-
-
-def _merged(
-    scales: Tensor, block: int, columns: int, group_size: GroupSize | None
-) -> tuple[Tensor, int]:
-    """Return as few scales as there are different ones, and the columns that share one."""
-    if bool((scales == scales[0, 0]).all()):
-        return scales[0, :1].clone(), columns
-    if bool((scales == scales[:, :1]).all()):
-        return scales[:, :1].clone(), columns
-    for group in (256, 128, 64) if group_size is None else (group_size,):
-        if isinstance(group, int) and group % block == 0:
-            first = torch.arange(0, columns, block) // group * (group // block)
-            if bool((scales == scales[:, first]).all()):
-                return scales[:, :: group // block].contiguous(), group
-    return scales, block
 
 
 def _fits(scales: Tensor, held: int, group_size: GroupSize | None) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary_interchange.decoder.published import ScaledTrits
+from arb_ternary_interchange.decoder.scales import grouped, merged_scales, one_magnitude
 
 #: Group sizes that are tried, finest first; a row and the whole matrix are tried too.
 _GROUPS: Final = (32, 64, 128, 256)
@@ -36,9 +37,9 @@ def ternary_parts(weight_NK: Tensor) -> ScaledTrits | None:
         part = weight_NK[some]
         if not _has_one_magnitude(part):
             return None
-        scales[some] = _grouped(part.float().abs(), finest).amax(dim=-1)
+        scales[some] = grouped(part.float().abs(), finest).amax(dim=-1)
         trits[some] = part.float().sign().to(torch.int8)
-    size, merged = _merged(scales, columns)
+    merged, size = merged_scales(scales, finest, columns, _GROUPS[::-1])
     largest = float(merged.max())
     merged[merged == 0] = largest or 1.0
     return ScaledTrits(trits, merged, size)
@@ -55,33 +56,7 @@ def absmean_trits(weight_NK: Tensor) -> ScaledTrits:
     return ScaledTrits(trits, magnitude, weight_NK.shape[1])
 
 
-def _grouped(part: Tensor, size: int) -> Tensor:
-    """Return ``[n, K]`` as ``[n, J, size]``, filled up with zeros."""
-    return torch.nn.functional.pad(part, (0, -part.shape[1] % size)).view(part.shape[0], -1, size)
-
-
 def _has_one_magnitude(part: Tensor) -> bool:
     """Whether every group of the finest size holds only zeros and one finite magnitude."""
-    magnitude = _grouped(part.float().abs(), _GROUPS[0])
-    return _agree(magnitude) and bool(magnitude.amax(dim=-1).isfinite().all())
-
-
-def _merged(scales: Tensor, columns: int) -> tuple[int, Tensor]:
-    """Return the size of the largest groups within which all scales that are not zero agree, and
-    their scales.
-    """
-    if _agree(scales.reshape(1, 1, -1)):
-        return columns, scales.max().reshape(1)
-    if _agree(scales.unsqueeze(1)):
-        return columns, scales.amax(dim=1, keepdim=True)
-    for size in reversed(_GROUPS):
-        together = _grouped(scales, size // _GROUPS[0])
-        if size < columns and _agree(together):
-            return size, together.amax(dim=-1)
-    return _GROUPS[0], scales
-
-
-def _agree(scales: Tensor) -> bool:
-    """Whether the last dimension holds only zeros and one other value."""
-    largest = scales.amax(dim=-1, keepdim=True)
-    return bool(((scales == largest) | (scales == 0)).all())
+    magnitude = grouped(part.float().abs(), _GROUPS[0])
+    return one_magnitude(magnitude) and bool(magnitude.amax(dim=-1).isfinite().all())
