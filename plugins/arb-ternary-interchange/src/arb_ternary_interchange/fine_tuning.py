@@ -71,25 +71,18 @@ def fine_tuning_config(
     if len(chosen) > 1:
         optimizer = {"name": "split", **chosen}
 
+    data = {
+        key: value.replace("{run}", str(directory)) if isinstance(value, str) else value
+        for key, value in imported.data.items()
+    }
     name = re.sub(r"[^A-Za-z0-9._-]", "-", directory.name).lstrip("._-")
     content = {
         "name": name or "imported",
         "seed": seed,
-        "data": _with_directory(imported.data, directory),
+        "data": data,
         "model": dict(imported.model),
         "optimizer": optimizer,
         "phases": [{"name": "standard", **phase}],
     }
     document = Document(content, source=f"{source} (its config to fine-tune with)")
     return structure_run(document, manager().registry).config
-
-
-def _with_directory(value: Any, directory: Path) -> Any:
-    """Return a section of a config with the run's directory instead of ``{run}``."""
-    if isinstance(value, str):
-        return value.replace("{run}", str(directory))
-    if isinstance(value, Mapping):
-        return {key: _with_directory(item, directory) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_directory(item, directory) for item in value]
-    return value

@@ -10,8 +10,8 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError
-from arb_ternary_interchange.decoder.tensors import DecoderShape, TensorNames, is_linear
-from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
+from arb_ternary_interchange.decoder.tensors import TensorNames, is_linear
+from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights, weight_paths
 from arb_ternary_interchange.huggingface.packing import TRITS_PER_BYTE, pack
 from arb_ternary_text.models.decoder import Decoder
 
@@ -66,15 +66,14 @@ class FileTensors:
 
     def names(self) -> list[str]:
         """Return the names of all tensors, and perhaps of some more."""
-        config = self.model.config
-        shape = DecoderShape.from_config(config, self.model.vocabulary_size)
-        paths = [path for path, _ in shape.tensors(biases=config.query_key_value_bias)]
-        names = [NAMES.name(path) for path in paths]
-        for path in paths:
+        names = []
+        for path in weight_paths(self.model):
+            name = NAMES.name(path)
+            names.append(name)
             if self.layout != "dense" and is_linear(path):
-                names.append(f"{NAMES.name(path)}_scale")
+                names.append(f"{name}_scale")
             if path.endswith("biases.value"):
-                names.append(_output_bias(NAMES.name(path)))
+                names.append(_output_bias(name))
         return names
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
