@@ -112,7 +112,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert [list(each.messages) for each in found.items] == [PAIR]
     assert len(found.skipped) == 1
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match=r"a.parquet: the Parquet file cannot be read"):
+    with pytest.raises(DataError, match=r"a.parquet: not a readable Parquet file"):
         read_conversations(path)
 
 

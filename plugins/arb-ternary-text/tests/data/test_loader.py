@@ -12,17 +12,31 @@ from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary_text.data import loader as loader_module
-from arb_ternary_text.data.loader import BatchLoader, evaluation_batches, read_windows
+from arb_ternary_text.data.loader import SampledBatches, read_windows
 from arb_ternary_text.data.memmap import open_tokens, write_tokens
 from arb_ternary_text.data.sampler import WindowSampler
+from arb_ternary_text.data.source import StreamSource
+from arb_ternary_text.data.tokenizers import ByteTokenizer
 
 STREAM = np.random.default_rng(0).integers(0, 256, size=1001, dtype=np.uint8)
+
+
+def _batches(stream, sampler, **options):
+    return SampledBatches(
+        sampler,
+        lambda indices_B: loader_module.read_windows(stream, indices_B, sampler.block_size),
+        **options,
+    )
+
+
+def _held_out(*arguments):
+    return StreamSource("text", ByteTokenizer(), STREAM, STREAM).held_out(*arguments)
 
 
 def _loader(workers=0, order="random", cursor=0, batch=6, seed=3):
     sampler = WindowSampler(len(STREAM), 10, batch, seed, order)
     sampler.cursor = cursor
-    return BatchLoader(STREAM, sampler, workers=workers)
+    return _batches(STREAM, sampler, workers=workers)
 
 
 def _take(loader, count):
@@ -173,9 +187,7 @@ def test_a_bad_id_is_raised_to_the_caller_and_the_cursor_stays(tmp_path, workers
     ids[23] = 77
     write_tokens(tmp_path / "ids.bin", ids, "uint16")
     stream = open_tokens(tmp_path / "ids.bin", 50, dtype="uint16")
-    with BatchLoader(
-        stream, WindowSampler(41, 10, 1, order="sequential"), workers=workers
-    ) as loader:
+    with _batches(stream, WindowSampler(41, 10, 1, order="sequential"), workers=workers) as loader:
         next(loader)
         next(loader)
         for _ in range(2):
@@ -192,29 +204,21 @@ def test_a_bad_id_is_raised_to_the_caller_and_the_cursor_stays(tmp_path, workers
 def test_a_mapped_stream_gives_the_same_batches_as_one_in_memory(tmp_path):
     write_tokens(tmp_path / "ids.npy", STREAM, "uint8")
     mapped = open_tokens(tmp_path / "ids.npy", 256)
-    with BatchLoader(mapped, WindowSampler(len(mapped), 10, 6, 3), workers=2) as loader:
+    with _batches(mapped, WindowSampler(len(mapped), 10, 6, 3), workers=2) as loader:
         got = [(b.data.tolist(), b.sample_ids.tolist()) for b in islice(loader, 20)]
     assert got == _take(_loader(), 20)
-
-
-def test_wrong_arguments_are_named():
-    sampler = WindowSampler(500, 10, 2, name="notes.txt")
-    with pytest.raises(DataError, match=r"notes\.txt: the sampler is for 500 tokens, not 1001"):
-        BatchLoader(STREAM, sampler)
-    with pytest.raises(DataError, match="workers must not be negative"):
-        BatchLoader(STREAM[:500], sampler, workers=-1)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_pinned_memory_without_an_accelerator_is_an_error():
     with pytest.raises(EnvironmentProblem, match="pin_memory"):
-        BatchLoader(STREAM, WindowSampler(len(STREAM), 10, 2), pin_memory=True)
+        _batches(STREAM, WindowSampler(len(STREAM), 10, 2), pin_memory=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
 def test_pinned_batches_are_the_same_batches():
-    with BatchLoader(
+    with _batches(
         STREAM, WindowSampler(len(STREAM), 10, 6, 3), workers=2, pin_memory=True
     ) as loader:
         batches = list(islice(loader, 10))
@@ -223,7 +227,7 @@ def test_pinned_batches_are_the_same_batches():
 
 
 def test_evaluation_reads_every_window_once_in_order():
-    batches = list(evaluation_batches(STREAM, 10, 7))
+    batches = list(_held_out(7, 10, None))
     assert [len(batch.sample_ids) for batch in batches] == [7] * 14 + [2]
     assert torch.cat([batch.sample_ids for batch in batches]).tolist() == list(range(100))
     targets = torch.cat([batch.data[:, 1:].flatten() for batch in batches])
@@ -231,15 +235,11 @@ def test_evaluation_reads_every_window_once_in_order():
 
 
 def test_limited_evaluation_spreads_over_the_stream():
-    batches = list(evaluation_batches(STREAM, 10, 5, limit=4))
+    batches = list(_held_out(5, 10, 4))
     assert torch.cat([batch.sample_ids for batch in batches]).tolist() == list(range(0, 100, 5))
-    assert len(list(evaluation_batches(STREAM, 10, 7, limit=1000))) == 15
+    assert len(list(_held_out(7, 10, 1000))) == 15
 
 
 def test_evaluation_of_a_short_text_fails_at_the_call():
-    with pytest.raises(DataError, match=r"short\.txt: 10 tokens are too few for a block of 10"):
-        evaluation_batches(STREAM[:10], 10, 2, name="short.txt")
-    with pytest.raises(DataError, match="batch_size"):
-        evaluation_batches(STREAM, 10, 0)
-    with pytest.raises(DataError, match="at least 1, not 0"):
-        evaluation_batches(STREAM, 10, 2, limit=0)
+    with pytest.raises(DataError, match=r"the validation stream: 1001 tokens are too few"):
+        _held_out(2, 1001, None)

@@ -12,15 +12,14 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
 
-from arb_ternary.errors import DataError, EnvironmentProblem, nearest
-from arb_ternary.plugins.discovery import install_command
+from arb_ternary.errors import DataError, nearest
 from arb_ternary_text.data.files import find_text_files, read_utf8
+from arb_ternary_text.data.parquet_file import open_parquet
 
 OnBadLine = Literal["error", "skip"]
 
@@ -127,17 +126,7 @@ def find_conversation_files(path: str) -> list[Path]:
     Raises:
         DataError: there is no such file, or it has another suffix than those that are read.
     """
-    place = Path(path)
-    if place.is_dir():
-        visible = [file for file in place.iterdir() if not file.name.startswith(".")]
-        files = sorted(file for file in visible if file.suffix.lower() in _READERS)
-    else:
-        files = find_text_files(path)
-    if not files:
-        raise DataError(
-            f"{path}: the folder has no {', '.join(_READERS)} file",
-            f"A pattern reads sub-folders: {path}/**/*.jsonl",
-        )
+    files = find_text_files(path, tuple(_READERS))
     for file in files:
         if file.suffix.lower() not in _READERS:
             raise DataError(f"{file}: conversations are read from {', '.join(_READERS)} files")
@@ -237,22 +226,15 @@ def _csv_file(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parquet_file(file: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"{file}: a Parquet file needs the package `pyarrow`, which is not installed",
-            install_command("arb-ternary-text[parquet]"),
-        ) from error
     number = 0
     try:
-        with parquet.ParquetFile(file) as opened:
+        with open_parquet(file) as opened:
             for batch in opened.iter_batches():
                 for record in batch.to_pylist():
                     number += 1
                     yield f"row {number}", record
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-        raise DataError(f"{file}: the Parquet file cannot be read: {error}") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
 
 
 _READERS: Final[dict[str, Callable[[Path], Iterator[tuple[str, Any]]]]] = {

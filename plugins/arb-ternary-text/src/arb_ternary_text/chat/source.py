@@ -34,7 +34,7 @@ from arb_ternary_text.chat.template import (
 from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.files import read_utf8
 from arb_ternary_text.data.sampler import Sampler
-from arb_ternary_text.data.source import DEFAULT_FRACTION, part
+from arb_ternary_text.data.source import DEFAULT_FRACTION, part, require_one_validation
 from arb_ternary_text.data.tokenizers import (
     LanguageTokenizer,
     Tokenizer,
@@ -138,10 +138,7 @@ class ChatConfig:
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.validation is not None and self.validation_fraction is not None:
-            raise ValueError(
-                "validation and validation_fraction exclude each other: give one of them"
-            )
+        require_one_validation(self.validation, self.validation_fraction)
 
     def validate_in_run(self, run: Any, planned: Any) -> list[tuple[str, str]]:
         """Require the masking strategy that leaves out what is not learned."""

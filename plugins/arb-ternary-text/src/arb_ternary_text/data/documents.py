@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 import attrs
 
 from arb_ternary.errors import DataError, EnvironmentProblem
-from arb_ternary.plugins.discovery import install_command
+from arb_ternary_text.data.parquet_file import open_parquet
 
 #: Endings of files with documents.
 ENDINGS: Final = (".txt", ".jsonl", ".parquet")
@@ -140,47 +139,31 @@ class Corpus:
                     yield Document(text, origin, Place(place.file, file.tell(), line))
 
     def _rows(self, path: Path, place: Place) -> Iterator[Document]:
-        try:
-            parquet = import_module("pyarrow.parquet")
-            arrow = import_module("pyarrow")
-        except ImportError as error:
-            raise EnvironmentProblem(
-                f"{path}: Parquet files need the package `pyarrow`, which is not installed",
-                install_command("arb-ternary-text[parquet]"),
-            ) from error
-        try:
-            # Page by page: a row group may be larger than memory.
-            with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK) as file:
-                if self.column not in file.schema_arrow.names:
-                    raise DataError(
-                        f"{path}: there is no column {self.column!r}",
-                        f"Say by --column which one has the text: "
-                        f"{', '.join(file.schema_arrow.names)}.",
-                    )
-                row = 0
-                for batch in file.iter_batches(_ROWS, columns=[self.column]):
-                    for text in batch.column(0).to_pylist():
-                        row += 1
-                        if row <= place.offset or text is None:
-                            continue
-                        if not isinstance(text, str):
-                            raise DataError(f"{path}: column {self.column!r} is not text")
-                        if text.strip():
-                            yield Document(text, f"{path}, row {row}", Place(place.file, row))
-        except arrow.ArrowException as error:
-            raise DataError(f"{path}: not a readable Parquet file: {error}") from error
+        with open_parquet(path) as file:
+            if self.column not in file.schema_arrow.names:
+                raise DataError(
+                    f"{path}: there is no column {self.column!r}",
+                    f"Say by --column which one has the text: "
+                    f"{', '.join(file.schema_arrow.names)}.",
+                )
+            row = 0
+            for batch in file.iter_batches(_ROWS, columns=[self.column]):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    if row <= place.offset or text is None:
+                        continue
+                    if not isinstance(text, str):
+                        raise DataError(f"{path}: column {self.column!r} is not text")
+                    if text.strip():
+                        yield Document(text, f"{path}, row {row}", Place(place.file, row))
 
 
 def rows_of(path: Path) -> int:
     """Return the number of rows of a Parquet file; 0 if it cannot be read, which reading tells."""
     try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError:
-        return 0
-    arrow = import_module("pyarrow")
-    try:
-        return int(parquet.read_metadata(path).num_rows)
-    except (OSError, arrow.ArrowException):
+        with open_parquet(path) as file:
+            return int(file.metadata.num_rows)
+    except (OSError, DataError, EnvironmentProblem):
         return 0
 
 

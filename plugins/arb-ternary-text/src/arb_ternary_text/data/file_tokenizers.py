@@ -276,11 +276,6 @@ class SentencePieceTokenizer:
         """Return how the vocabulary spells a token."""
         return str(self._library.IdToPiece(token))
 
-    def token_id(self, text: str) -> int | None:
-        """Return the id of the piece that is spelled ``text``; None if there is none."""
-        found = int(self._library.PieceToId(text))
-        return found if self._library.IdToPiece(found) == text else None
-
     def roles(self) -> dict[str, str]:
         """Return the pieces with a role in a text: ``unk``, ``bos``, ``eos`` and ``pad``."""
         library = self._library

@@ -10,6 +10,7 @@ import codecs
 import glob
 import logging
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,12 @@ from numpy.typing import NDArray
 
 from arb_ternary.config.options import option, optional
 from arb_ternary.errors import DataError, nearest
-from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
+from arb_ternary_text.data.source import (
+    DEFAULT_FRACTION,
+    StreamSource,
+    part,
+    require_one_validation,
+)
 from arb_ternary_text.data.tokenizers import (
     TOKENIZER_HELP,
     Tokenizer,
@@ -68,10 +74,7 @@ class TextConfig:
     tokenizer: str = option("bytes", TOKENIZER_HELP, validator=tokenizer_name)
 
     def __attrs_post_init__(self) -> None:
-        if self.validation is not None and self.validation_fraction is not None:
-            raise ValueError(
-                "validation and validation_fraction exclude each other: give one of them"
-            )
+        require_one_validation(self.validation, self.validation_fraction)
 
 
 @attrs.frozen
@@ -138,14 +141,14 @@ def _log_files(path: str, files: list[Path]) -> None:
     _log.info("text %s: %d %s, %s bytes", path, len(files), noun, f"{size:,}")
 
 
-def find_text_files(path: str, suffix: str = ".txt") -> list[Path]:
+def find_text_files(path: str, suffixes: Sequence[str] = (".txt",)) -> list[Path]:
     """Return the files that ``path`` names, in the order of their names.
 
     Files of a folder whose names begin with a dot are left out.
 
     Args:
         path: a file, a folder or a glob pattern.
-        suffix: the suffix of the files of a folder that are read, in lower case.
+        suffixes: those of the files of a folder that are read, in lower case.
 
     Raises:
         DataError: there is no such file.
@@ -155,12 +158,12 @@ def find_text_files(path: str, suffix: str = ".txt") -> list[Path]:
         return [place]
     if place.is_dir():
         visible = [file for file in place.iterdir() if not file.name.startswith(".")]
-        named = [file for file in visible if file.suffix.lower() == suffix]
+        named = [file for file in visible if file.suffix.lower() in suffixes]
         files = sorted(file for file in named if file.is_file())
         if not files:
             raise DataError(
-                f"{path}: the folder has no {suffix} file",
-                f"A pattern reads other names or sub-folders: {path}/**/*.md",
+                f"{path}: the folder has no {', '.join(suffixes)} file",
+                f"A pattern reads other names or sub-folders: {path}/**/*{suffixes[0]}",
             )
         return files
     if glob.has_magic(path):

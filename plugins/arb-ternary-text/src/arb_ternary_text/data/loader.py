@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary.errors import EnvironmentProblem
 from arb_ternary.protocols.data import Batch
 from arb_ternary_text.data.memmap import TokenFile
-from arb_ternary_text.data.sampler import Sampler, WindowSampler, window_count
+from arb_ternary_text.data.sampler import Sampler
 
 #: Batches in flight per worker: one being read and one ready.
 _AHEAD = 2
@@ -45,7 +45,6 @@ class SampledBatches:
             accelerator during computation.
 
     Raises:
-        DataError: ``workers`` is negative.
         EnvironmentProblem: ``pin_memory`` is set and there is no accelerator.
     """
 
@@ -57,8 +56,6 @@ class SampledBatches:
         workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        if workers < 0:
-            raise DataError(f"workers must not be negative, not {workers}")
         if pin_memory and not torch.accelerator.is_available():
             raise EnvironmentProblem(
                 "pin_memory: page-locked memory needs an accelerator, and this machine has none",
@@ -178,43 +175,6 @@ class SampledBatches:
         return Batch(batch.data.pin_memory(), batch.sample_ids.pin_memory(), extras)
 
 
-class BatchLoader(SampledBatches):
-    """The batches of a token stream; see :class:`SampledBatches`.
-
-    Args:
-        stream: token ids ``[L]`` of an integer dtype, in memory or mapped.
-        sampler: chooses the windows; its ``stream_length`` is ``L``.
-        workers: as for :class:`SampledBatches`.
-        pin_memory: as for :class:`SampledBatches`.
-
-    Raises:
-        DataError: ``sampler`` was made for a stream of another length, or ``workers`` is negative.
-            While reading: an id in a token file is outside the vocabulary.
-        EnvironmentProblem: ``pin_memory`` is set and there is no accelerator.
-    """
-
-    def __init__(
-        self,
-        stream: NDArray[Any],
-        sampler: WindowSampler,
-        *,
-        workers: int = 0,
-        pin_memory: bool = False,
-    ) -> None:
-        if sampler.stream_length != len(stream):
-            raise DataError(
-                f"{sampler.name}: the sampler is for {sampler.stream_length} tokens, not "
-                f"{len(stream)}"
-            )
-        self.stream = stream
-        super().__init__(
-            sampler,
-            lambda indices_B: read_windows(stream, indices_B, sampler.block_size),
-            workers=workers,
-            pin_memory=pin_memory,
-        )
-
-
 def read_windows(stream: NDArray[Any], indices_B: NDArray[np.int64], block_size: int) -> Batch:
     """Read windows of ``stream``: tokens int64 ``[B, S + 1]``, with the indices as sample ids.
 
@@ -233,33 +193,6 @@ def read_windows(stream: NDArray[Any], indices_B: NDArray[np.int64], block_size:
     return Batch(torch.from_numpy(tokens), torch.from_numpy(indices_B.copy()))
 
 
-def evaluation_batches(
-    stream: NDArray[Any],
-    block_size: int,
-    batch_size: int,
-    *,
-    limit: int | None = None,
-    name: str = "the validation stream",
-) -> Iterator[Batch]:
-    """Yield the batches of an evaluation: all windows of ``stream`` in order.
-
-    The last batch may be smaller. The batches are the same at every evaluation.
-
-    Args:
-        stream: token ids ``[L]``.
-        block_size: ``S``, predictions per window.
-        batch_size: ``B``, windows per batch.
-        limit: largest number of batches, whose windows are spread evenly over the stream, because
-            its beginning would be a biased sample; None = all.
-        name: name of the stream in error messages.
-
-    Raises:
-        DataError: the stream is too short for one block, or a size is not positive.
-    """
-    windows = evaluation_indices(window_count(len(stream), block_size, name), batch_size, limit)
-    return (read_windows(stream, indices_B, block_size) for indices_B in windows)
-
-
 def evaluation_indices(
     samples: int, batch_size: int, limit: int | None
 ) -> Iterator[NDArray[np.int64]]:
@@ -268,15 +201,9 @@ def evaluation_indices(
     Args:
         samples: number of samples.
         batch_size: samples per batch.
-        limit: as for :func:`evaluation_batches`.
-
-    Raises:
-        DataError: a size is not positive.
+        limit: largest number of batches, whose samples are spread evenly over all, because the
+            first ones would be a biased part; None = all.
     """
-    if batch_size < 1:
-        raise DataError(f"batch_size must be at least 1, not {batch_size}")
-    if limit is not None and limit < 1:
-        raise DataError(f"the number of evaluation batches must be at least 1, not {limit}")
     wanted = samples if limit is None else min(samples, limit * batch_size)
     indices = np.arange(wanted, dtype=np.int64) * samples // max(1, wanted)
     return (indices[start : start + batch_size] for start in range(0, wanted, batch_size))

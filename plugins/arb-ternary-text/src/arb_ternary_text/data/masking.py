@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from attrs import evolve
 
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
@@ -27,7 +28,7 @@ def build_causal(config: None = None) -> CausalMasking:
     return CausalMasking()
 
 
-class AnswerMasking:
+class AnswerMasking(CausalMasking):
     """Next-token prediction of the tokens that the data source marks as learned.
 
     A data source marks them by the extra ``learned``, bool ``[B, S + 1]``.
@@ -44,10 +45,8 @@ class AnswerMasking:
                 "masking answers: this data does not say which tokens are answers",
                 "Set data.name: chat, which reads conversations, or masking: causal.",
             )
-        inputs_BS = batch.data[:, :-1].clone(memory_format=torch.contiguous_format)
-        targets_BS = batch.data[:, 1:].clone(memory_format=torch.contiguous_format)
         learned_BS = batch.extras["learned"][:, 1:].clone(memory_format=torch.contiguous_format)
-        return MaskedBatch(inputs_BS, targets_BS, learned_BS)
+        return evolve(super().apply(batch, generator, context), loss_mask=learned_BS)
 
 
 def build_answers(config: None = None) -> AnswerMasking:

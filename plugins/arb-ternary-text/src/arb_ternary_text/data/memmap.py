@@ -69,17 +69,13 @@ def open_tokens(
     vocabulary_size: int,
     *,
     dtype: str | None = None,
-    first: int = 0,
-    last: int | None = None,
 ) -> TokenFile:
-    """Map a token file, or a part of it, read-only.
+    """Map a token file read-only.
 
     Args:
         path: a ``.bin`` file of little-endian integers, or a one-dimensional ``.npy`` file.
         vocabulary_size: ids at or beyond it are errors when they are read.
         dtype: integer type of a ``.bin`` file; for a ``.npy`` file None, or the type in the file.
-        first: index of the first token.
-        last: index after the last token; None is the end of the file.
 
     Raises:
         DataError: the file is missing, empty or not a token file, or its size does not fit the
@@ -106,15 +102,10 @@ def open_tokens(
         found, offset, count = _bin_layout(path, size, dtype)
     else:
         found, offset, count = _npy_layout(path, dtype)
-    stop = count if last is None else last
-    if not 0 <= first < stop <= count:
-        raise DataError(f"{path}: there are no tokens {first} to {stop}; the file has {count}")
-    stream = TokenFile(
-        path, dtype=found, mode="r", offset=offset + first * found.itemsize, shape=(stop - first,)
-    )
+    stream = TokenFile(path, dtype=found, mode="r", offset=offset, shape=(count,))
     stream.path = str(path)
     stream.header = offset
-    stream.first = first
+    stream.first = 0
     stream.vocabulary_size = vocabulary_size
     return stream
 

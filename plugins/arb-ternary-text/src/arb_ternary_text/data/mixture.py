@@ -66,7 +66,7 @@ class MixtureSampler(Sampler):
         per_epoch = self._slots[stream + 1] - self._slots[stream]
         drawn = epoch * per_epoch + slot - self._slots[stream]
         pass_number, place = divmod(drawn, self._windows[stream])
-        return self._first[stream] + int(self._order(stream, pass_number)[place])
+        return int(self._first[stream] + self._order(stream, pass_number)[place])
 
     def _order(self, stream: int, pass_number: int) -> NDArray[np.int64]:
         """Return the permutation of a pass over a stream; the last two of each are kept."""
@@ -83,12 +83,9 @@ class MixtureSampler(Sampler):
         return {**super()._settings(), "slots": list(self._slots)}
 
 
-def first_windows(windows: Sequence[int]) -> list[int]:
+def first_windows(windows: Sequence[int]) -> NDArray[np.int64]:
     """Return the number of the first window of each stream over all streams, and of all windows."""
-    firsts = [0]
-    for count in windows:
-        firsts.append(firsts[-1] + count)
-    return firsts
+    return np.cumsum([0, *windows])
 
 
 @attrs.frozen(eq=False)
@@ -138,7 +135,7 @@ class MixtureSource:
             )
         windows = self._windows(request.block_size)
         sampler = MixtureSampler(windows, self.shares, request.batch_size, request.seed)
-        firsts = np.array(first_windows(windows), dtype=np.int64)
+        firsts = first_windows(windows)
         return SampledBatches(
             sampler,
             lambda indices_B: self._read(indices_B, firsts, request.block_size),

@@ -10,12 +10,12 @@ last whole window are not used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from arb_ternary.errors import DataError, nearest
+from arb_ternary.errors import DataError
 
 Order = Literal["random", "sequential"]
 
@@ -29,8 +29,6 @@ def window_count(stream_length: int, block_size: int, name: str = "the token str
     Raises:
         DataError: not even one window fits; ``name`` says which stream.
     """
-    if block_size < 1:
-        raise DataError(f"block_size must be at least 1, not {block_size}")
     windows = (stream_length - 1) // block_size
     if windows < 1:
         remedy = "Use a longer text."
@@ -89,7 +87,7 @@ class Sampler:
             what it counts.
 
     Raises:
-        DataError: there are too few samples, or the order or the batch size is invalid.
+        DataError: there are too few samples.
     """
 
     #: Name of the class in error messages.
@@ -103,14 +101,6 @@ class Sampler:
         order: Order = "random",
         name: str = "the samples",
     ) -> None:
-        if order not in get_args(Order):
-            close = nearest(order, get_args(Order))
-            raise DataError(
-                f"order must be one of {', '.join(get_args(Order))}, not {order!r}",
-                f"Did you mean {close!r}?" if close else "",
-            )
-        if batch_size < 1:
-            raise DataError(f"batch_size must be at least 1, not {batch_size}")
         self.samples = samples
         self.batch_size = batch_size
         self.seed = seed
@@ -125,8 +115,6 @@ class Sampler:
 
         They do not depend on ``self.cursor``.
         """
-        if cursor < 0:
-            raise DataError(f"the data cursor must not be negative, not {cursor}")
         rows_B = np.arange(self.batch_size, dtype=np.int64)
         if self.order == "sequential":
             return rows_B * self.batches_per_epoch + cursor % self.batches_per_epoch
@@ -256,18 +244,13 @@ class WindowSampler(Sampler):
             window_count(stream_length, block_size, name), batch_size, seed, order, name
         )
 
-    @property
-    def windows(self) -> int:
-        """Number of windows in the stream."""
-        return self.samples
-
     def _require_enough(self) -> None:
-        if self.order == "sequential" and self.windows < self.batch_size:
+        if self.order == "sequential" and self.samples < self.batch_size:
             raise DataError(
                 f"{self.name}: {self.stream_length} tokens are too few for {self.batch_size} "
                 f"parallel streams of at least one block of {self.block_size}: there are "
-                f"{self.windows} blocks",
-                f"Lower the batch size to at most {self.windows}, or the block size.",
+                f"{self.samples} blocks",
+                f"Lower the batch size to at most {self.samples}, or the block size.",
             )
 
     def _settings(self) -> dict[str, Any]:

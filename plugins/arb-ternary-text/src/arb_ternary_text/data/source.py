@@ -21,7 +21,7 @@ from arb_ternary_text.data.sampler import WindowSampler, window_count
 from arb_ternary_text.data.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from arb_ternary_text.data.loader import BatchLoader
+    from arb_ternary_text.data.loader import SampledBatches
 
 #: Share of a stream that is kept for validation by default.
 DEFAULT_FRACTION: Final = 0.1
@@ -32,6 +32,13 @@ part: Final = Rule(
     lambda value: 0 < value < 1,
     {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
 )
+
+
+def require_one_validation(validation: str | None, fraction: float | None) -> None:
+    """Raise ValueError if a config has both options that say what validation data is."""
+    if validation is not None and fraction is not None:
+        raise ValueError("validation and validation_fraction exclude each other: give one of them")
+
 
 #: A stream of up to this many bytes is hashed whole, a longer one in ``_SAMPLES`` pieces of
 #: ``_PIECE`` bytes.
@@ -70,9 +77,9 @@ class StreamSource:
         """Number of token ids."""
         return self.tokenizer.vocabulary_size
 
-    def batches(self, request: BatchRequest) -> BatchLoader:
+    def batches(self, request: BatchRequest) -> SampledBatches:
         """Return batches of windows of the training stream."""
-        from arb_ternary_text.data.loader import BatchLoader
+        from arb_ternary_text.data.loader import SampledBatches, read_windows
 
         sampler = WindowSampler(
             len(self.train),
@@ -82,8 +89,11 @@ class StreamSource:
             order=request.order,
             name="the training stream",
         )
-        return BatchLoader(
-            self.train, sampler, workers=request.workers, pin_memory=request.pin_memory
+        return SampledBatches(
+            sampler,
+            lambda indices_B: read_windows(self.train, indices_B, request.block_size),
+            workers=request.workers,
+            pin_memory=request.pin_memory,
         )
 
     def samples_per_epoch(self, block_size: int) -> int:
@@ -95,9 +105,11 @@ class StreamSource:
 
         All windows together predict each token but the first exactly once.
         """
-        from arb_ternary_text.data.loader import evaluation_batches
+        from arb_ternary_text.data.loader import evaluation_indices, read_windows
 
-        return evaluation_batches(self.validation, block_size, batch_size, limit=limit)
+        windows = window_count(len(self.validation), block_size, "the validation stream")
+        indices = evaluation_indices(windows, batch_size, limit)
+        return (read_windows(self.validation, indices_B, block_size) for indices_B in indices)
 
     def baselines(self, block_size: int) -> Mapping[str, float]:
         """Return the entropies of the tokens that a whole evaluation predicts."""

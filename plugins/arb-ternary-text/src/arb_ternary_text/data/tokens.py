@@ -14,7 +14,12 @@ from arb_ternary.errors import DataError
 from arb_ternary_text.data.memmap import TokenFile, open_tokens
 from arb_ternary_text.data.mixture import MixtureSource
 from arb_ternary_text.data.prepare import TOKENIZER, TOKENS, read_index
-from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
+from arb_ternary_text.data.source import (
+    DEFAULT_FRACTION,
+    StreamSource,
+    part,
+    require_one_validation,
+)
 from arb_ternary_text.data.tokenizers import (
     IdTokenizer,
     Tokenizer,
@@ -86,10 +91,7 @@ class TokensConfig:
             raise ValueError(f"give either train or mixture: {given}")
         if self.mixture and self.validation is not None:
             raise ValueError("a mixture keeps validation_fraction of each folder for validation")
-        if self.validation is not None and self.validation_fraction is not None:
-            raise ValueError(
-                "validation and validation_fraction exclude each other: give one of them"
-            )
+        require_one_validation(self.validation, self.validation_fraction)
         knows_ids = self.tokenizer is not None or self.vocabulary_size is not None
         if self.is_prepared:
             if knows_ids:
@@ -125,66 +127,50 @@ def build(config: TokensConfig) -> StreamSource | MixtureSource:
         DataError: a file is missing, empty or not a token file; its path comes first.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
-    if config.is_prepared:
-        return _build_prepared(config)
-    assert config.train is not None  # the config's own rule
-    if config.tokenizer is not None:
-        tokenizer = build_tokenizer(config.tokenizer)
-    else:
-        assert config.vocabulary_size is not None  # the config's own rule
-        tokenizer = IdTokenizer(config.vocabulary_size)
-    size = tokenizer.vocabulary_size
+    shares = dict(config.mixture) if config.train is None else {config.train: 1.0}
+    first = next(iter(shares))
     if config.validation is not None:
-        if Path(config.validation).resolve() == Path(config.train).resolve():
+        if not config.is_prepared and Path(config.validation).resolve() == Path(first).resolve():
             raise DataError(
                 f"{config.validation}: the validation tokens are the training tokens",
                 "Give another file, or `validation_fraction` to keep the end of this one.",
             )
-        train = open_tokens(config.train, size, dtype=config.dtype)
-        validation = open_tokens(config.validation, size, dtype=config.dtype)
+        tokenizer, train = _open(config, first)
+        other, validation = _open(config, config.validation)
+        _require_same(tokenizer, other, first, config.validation)
         return StreamSource("tokens", tokenizer, train, validation)
 
-    length = len(open_tokens(config.train, size, dtype=config.dtype))
-    cut = length - round(length * (config.validation_fraction or DEFAULT_FRACTION))
-    if not 0 < cut < length:
-        raise DataError(
-            f"{config.train}: {length} tokens are too few to keep a share of them for validation"
-        )
-    train = open_tokens(config.train, size, dtype=config.dtype, last=cut)
-    validation = open_tokens(config.train, size, dtype=config.dtype, first=cut)
-    return StreamSource("tokens", tokenizer, train, validation)
-
-
-def _build_prepared(config: TokensConfig) -> StreamSource | MixtureSource:
-    """Build the data source of one or several prepared folders."""
-    if config.validation is not None:
-        assert config.train is not None
-        tokenizer, train = _open_folder(config.train)
-        other, validation = _open_folder(config.validation)
-        if other.to_json() != tokenizer.to_json():
-            raise DataError(f"{config.validation}: it has another tokenizer than {config.train}")
-        return StreamSource("tokens", tokenizer, train, validation)
-
-    folders = dict(config.mixture) if config.train is None else {config.train: 1.0}
     parts: list[StreamSource] = []
-    for folder in folders:
-        tokenizer, stream = _open_folder(folder)
-        if parts and tokenizer.to_json() != parts[0].tokenizer.to_json():
-            raise DataError(f"{folder}: it has another tokenizer than {next(iter(folders))}")
+    for path in shares:
+        tokenizer, stream = _open(config, path)
+        if parts:
+            _require_same(parts[0].tokenizer, tokenizer, first, path)
         cut = len(stream) - round(len(stream) * (config.validation_fraction or DEFAULT_FRACTION))
         if not 0 < cut < len(stream):
             raise DataError(
-                f"{folder}: {len(stream)} tokens are too few to keep a share of them for validation"
+                f"{path}: {len(stream)} tokens are too few to keep a share of them for validation"
             )
         parts.append(StreamSource("tokens", tokenizer, stream[:cut], stream[cut:]))
     if len(parts) == 1:
         return parts[0]
-    return MixtureSource("tokens", tuple(parts), tuple(folders.values()))
+    return MixtureSource("tokens", tuple(parts), tuple(shares.values()))
 
 
-def _open_folder(folder: str) -> tuple[Tokenizer, TokenFile]:
-    """Return tokenizer and tokens of a prepared folder."""
-    path = Path(folder)
+def _require_same(tokenizer: Tokenizer, other: Tokenizer, path: str, other_path: str) -> None:
+    if other.to_json() != tokenizer.to_json():
+        raise DataError(f"{other_path}: it has another tokenizer than {path}")
+
+
+def _open(config: TokensConfig, name: str) -> tuple[Tokenizer, TokenFile]:
+    """Return tokenizer and tokens of a prepared folder or of a token file."""
+    path = Path(name)
+    if not config.is_prepared:
+        if config.tokenizer is not None:
+            tokenizer = build_tokenizer(config.tokenizer)
+        else:
+            assert config.vocabulary_size is not None  # the config's own rule
+            tokenizer = IdTokenizer(config.vocabulary_size)
+        return tokenizer, open_tokens(path, tokenizer.vocabulary_size, dtype=config.dtype)
     found = read_index(path)
     tokenizer = load_tokenizer(path / TOKENIZER)
     return tokenizer, open_tokens(path / TOKENS, tokenizer.vocabulary_size, dtype=found.dtype)
