@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -47,7 +48,8 @@ class MixtureSampler(Sampler):
         for count in range(1, len(shares) + 1):
             share = sum(shares[:count]) / sum(shares)
             self._slots.append(round(share * sum(windows)))
-        self._stream_orders: dict[tuple[int, int], NDArray[np.int64]] = {}
+        #: The orders of the last two passes over each stream.
+        self._orders = [lru_cache(maxsize=2)(permutation) for _ in windows]
         super().__init__(sum(windows), batch_size, seed, "random", "the mixture")
 
     def batch(self, cursor: int) -> NDArray[np.int64]:
@@ -66,18 +68,10 @@ class MixtureSampler(Sampler):
         per_epoch = self._slots[stream + 1] - self._slots[stream]
         drawn = epoch * per_epoch + slot - self._slots[stream]
         pass_number, place = divmod(drawn, self._windows[stream])
-        return int(self._first[stream] + self._order(stream, pass_number)[place])
-
-    def _order(self, stream: int, pass_number: int) -> NDArray[np.int64]:
-        """Return the permutation of a pass over a stream; the last two of each are kept."""
-        key = (stream, pass_number)
-        if key not in self._stream_orders:
-            old = (stream, pass_number - 2)
-            self._stream_orders.pop(old, None)
-            # Streams of one size are not read in one order.
-            seed = self.seed + ((stream + 1) << 32)
-            self._stream_orders[key] = permutation(self._windows[stream], seed, pass_number)
-        return self._stream_orders[key]
+        # Streams of one size are not read in one order.
+        seed = self.seed + ((stream + 1) << 32)
+        order = self._orders[stream](self._windows[stream], seed, pass_number)
+        return int(self._first[stream] + order[place])
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "slots": list(self._slots)}

@@ -10,6 +10,7 @@ last whole window are not used.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -107,7 +108,8 @@ class Sampler:
         self.order: Order = order
         self.name = name
         self.cursor = 0
-        self._orders: dict[int, NDArray[np.int64]] = {}
+        # A batch between two epochs needs the orders of both.
+        self._permutation = lru_cache(maxsize=2)(permutation)
         self._require_enough()
 
     def batch(self, cursor: int) -> NDArray[np.int64]:
@@ -123,7 +125,8 @@ class Sampler:
         parts = []
         wanted = self.batch_size
         while wanted:
-            part = self._epoch_order(epoch)[offset : offset + wanted]
+            order = self._permutation(self.samples, self.seed, epoch)
+            part = order[offset : offset + wanted]
             parts.append(part)
             wanted -= len(part)
             epoch += 1
@@ -198,18 +201,6 @@ class Sampler:
             "samples": self.samples,
             "order": self.order,
         }
-
-    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        """Return the permutation of an epoch.
-
-        The last two are kept, because a batch between two epochs needs both.
-        """
-        order = self._orders.get(epoch)
-        if order is None:
-            order = permutation(self.samples, self.seed, epoch)
-            latest = list(self._orders.items())[-1:]
-            self._orders = dict([*latest, (epoch, order)])
-        return order
 
 
 class WindowSampler(Sampler):

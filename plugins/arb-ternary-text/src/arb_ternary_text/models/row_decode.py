@@ -39,11 +39,7 @@ class RowDecoder:
 
     def bytes_per_position(self, numbers: CacheNumbers) -> int:
         """Return the bytes that keys and values of one position take in all layers."""
-        plan = self._plan
-        each = plan.features * _stored_dtype(numbers, plan.dtype).itemsize
-        if numbers == "int8":
-            each += torch.float32.itemsize  # the scale of a row
-        return 2 * len(plan.layers) * plan.key_heads * each
+        return sum(stored.nbytes for stored in self.new_blocks(1, 1, numbers))
 
     def new_blocks(self, count: int, size: int, numbers: CacheNumbers) -> list[Tensor]:
         """Make ``count`` blocks of ``size`` positions: keys and values of each layer in turn.
