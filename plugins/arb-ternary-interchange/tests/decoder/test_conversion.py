@@ -92,7 +92,7 @@ def published(
     every = {**SIZES, **options}
     config = DecoderConfig(architecture=architecture, **every)  # type: ignore[arg-type]
     tensors: dict[str, Tensor | ScaledTrits] = {}
-    for name, shape in DecoderShape.from_config(config, VOCABULARY).tensors(biases=biases):
+    for name, shape in DecoderShape(config, VOCABULARY).tensors(biases=biases):
         if len(shape) == 1:
             drawn = torch.rand(shape, generator=generator) + 0.5 if gains else torch.ones(shape)
             tensors[name] = drawn - 1 if is_bias(name) else drawn
@@ -214,7 +214,7 @@ def test_rounding_takes_the_nearest_power_of_two(built: Any) -> None:
         assert isinstance(tensor, ScaledTrits)
         assert torch.equal(weight.trits, tensor.trits)
         nearest = torch.log2(tensor.scale.double()).round()
-        assert weight.one_exponent() == int(nearest)
+        assert weight.exponent.unique().tolist() == [int(nearest)]
         errors[name] = abs(float(2**nearest / tensor.scale) - 1)
     worst = max(errors, key=errors.__getitem__)
     assert found.notes == (

@@ -134,18 +134,7 @@ def test_an_exponent_beyond_int8_stays_a_factor() -> None:
     output.set_trits(output.trits(), torch.full_like(output.exponent, -120))
     weight = dict(exported_weights(model))["blocks.0.attention.output"]
     assert isinstance(weight, TernaryWeight)
-    assert (weight.one_exponent(), weight.scale) == (-120, 2.0**-8)
-
-
-def test_one_exponent_is_none_where_groups_differ() -> None:
-    exponent = torch.tensor([[1, 1], [1, 2]], dtype=torch.int8)
-    assert TernaryWeight(torch.ones(2, 64, dtype=torch.int8), exponent, 32).one_exponent() is None
-    assert (
-        TernaryWeight(
-            torch.ones(2, 64, dtype=torch.int8), torch.ones_like(exponent), 32
-        ).one_exponent()
-        == 1
-    )
+    assert (weight.exponent.unique().tolist(), weight.scale) == ([-120], 2.0**-8)
 
 
 def test_modules_without_a_form_elsewhere_are_refused() -> None:

@@ -26,10 +26,7 @@ TENSORS = {
 
 
 def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
-    size = write_shards(
-        tmp_path, TENSORS.items(), names=TENSORS, limit=1 << 30, metadata={"format": "pt"}
-    )
-    assert size == sum(tensor.numel() * tensor.element_size() for tensor in TENSORS.values())
+    write_shards(tmp_path, TENSORS.items(), names=TENSORS, limit=1 << 30, metadata={"format": "pt"})
     read = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(read[name], tensor) for name, tensor in TENSORS.items())
     assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]

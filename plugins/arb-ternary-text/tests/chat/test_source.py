@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def learned_text(source: ChatSource, batch: Batch) -> list[str]:
 
 def drawn(source: ChatSource, workers: int = 0, count: int = 5, skip: int = 0) -> list[Batch]:
     request = BatchRequest(batch_size=4, block_size=64, seed=3, workers=workers)
-    with source.batches(request) as batches:
+    with closing(source.batches(request)) as batches:
         batches.skip(skip)
         return [next(batches) for _ in range(count)]
 

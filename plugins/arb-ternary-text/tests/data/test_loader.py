@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from itertools import islice
 
 import numpy as np
@@ -40,13 +41,13 @@ def _loader(workers=0, order="random", cursor=0, batch=6, seed=3):
 
 
 def _take(loader, count):
-    with loader:
+    with closing(loader):
         return [(batch.data.tolist(), batch.sample_ids.tolist()) for batch in islice(loader, count)]
 
 
 def test_a_batch_holds_the_windows_of_its_sample_ids():
     loader = _loader()
-    with loader:
+    with closing(loader):
         batch = next(loader)
     assert batch.data.dtype == torch.int64
     assert batch.data.shape == (6, 11)
@@ -90,7 +91,7 @@ def test_a_rank_reads_what_it_draws_and_nothing_else(workers, monkeypatch):
         "read_windows",
         lambda stream, ids, size: read.append(ids.tolist()) or original(stream, ids, size),
     )
-    with _loader(workers) as loader:
+    with closing(_loader(workers)) as loader:
         for step in range(4):  # five batches per step, of which rank 1 of 2 has 1 and 3
             loader.shard(1, 2, 5)
             for skipped, index in ((1, 1), (1, 3)):
@@ -136,7 +137,7 @@ def test_batches_that_were_read_ahead_do_not_move_the_cursor():
 def test_moving_the_cursor_drops_what_was_read_ahead():
     uninterrupted = _take(_loader(), 31)
     for workers in (0, 2):
-        with _loader(workers) as loader:
+        with closing(_loader(workers)) as loader:
             next(loader)
             for cursor in (30, 0, 1, 7):
                 loader.load_state_dict(loader.state_dict() | {"cursor": cursor})
@@ -172,7 +173,7 @@ def test_a_slow_first_batch_does_not_change_the_order(monkeypatch):
 
 def test_closing_ends_the_threads_and_the_iteration():
     before = set(threading.enumerate())
-    with _loader(workers=3) as loader:
+    with closing(_loader(workers=3)) as loader:
         next(loader)
         assert any(thread.name.startswith("arb-data") for thread in threading.enumerate())
     loader.close()
@@ -187,7 +188,8 @@ def test_a_bad_id_is_raised_to_the_caller_and_the_cursor_stays(tmp_path, workers
     ids[23] = 77
     write_tokens(tmp_path / "ids.bin", ids, "uint16")
     stream = open_tokens(tmp_path / "ids.bin", 50, dtype="uint16")
-    with _batches(stream, WindowSampler(41, 10, 1, order="sequential"), workers=workers) as loader:
+    sampler = WindowSampler(41, 10, 1, order="sequential")
+    with closing(_batches(stream, sampler, workers=workers)) as loader:
         next(loader)
         next(loader)
         for _ in range(2):
@@ -204,7 +206,8 @@ def test_a_bad_id_is_raised_to_the_caller_and_the_cursor_stays(tmp_path, workers
 def test_a_mapped_stream_gives_the_same_batches_as_one_in_memory(tmp_path):
     write_tokens(tmp_path / "ids.npy", STREAM, "uint8")
     mapped = open_tokens(tmp_path / "ids.npy", 256)
-    with _batches(mapped, WindowSampler(len(mapped), 10, 6, 3), workers=2) as loader:
+    sampler = WindowSampler(len(mapped), 10, 6, 3)
+    with closing(_batches(mapped, sampler, workers=2)) as loader:
         got = [(b.data.tolist(), b.sample_ids.tolist()) for b in islice(loader, 20)]
     assert got == _take(_loader(), 20)
 
@@ -218,9 +221,8 @@ def test_pinned_memory_without_an_accelerator_is_an_error():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
 def test_pinned_batches_are_the_same_batches():
-    with _batches(
-        STREAM, WindowSampler(len(STREAM), 10, 6, 3), workers=2, pin_memory=True
-    ) as loader:
+    sampler = WindowSampler(len(STREAM), 10, 6, 3)
+    with closing(_batches(STREAM, sampler, workers=2, pin_memory=True)) as loader:
         batches = list(islice(loader, 10))
     assert all(batch.data.is_pinned() for batch in batches)
     assert [(b.data.tolist(), b.sample_ids.tolist()) for b in batches] == _take(_loader(), 10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,7 @@ def request(batch=4, order="random", workers=0, seed=3):
 
 
 def test_batch_holds_the_samples_of_its_ids():
-    with samples(100).batches(request(8)) as batches:
+    with closing(samples(100).batches(request(8))) as batches:
         batch = next(batches)
     assert batch.data.dtype == torch.float32
     assert batch.data.shape == (8, 1, 2, 2)
@@ -51,22 +53,22 @@ def test_floats_are_read_unchanged():
 
 
 def test_every_epoch_is_a_permutation():
-    with samples().batches(request()) as batches:
+    with closing(samples().batches(request())) as batches:
         drawn = torch.cat([next(batches).sample_ids for _ in range(5)]).tolist()
     assert drawn == [*permutation(10, 3, 0).tolist(), *permutation(10, 3, 1).tolist()]
-    with samples().batches(request(seed=4)) as batches:
+    with closing(samples().batches(request(seed=4))) as batches:
         assert next(batches).sample_ids.tolist() == permutation(10, 4, 0)[:4].tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumed_batches_continue(workers):
-    with samples().batches(request(3)) as batches:
+    with closing(samples().batches(request(3))) as batches:
         whole = [next(batches) for _ in range(12)]
-    with samples().batches(request(3, workers=workers)) as batches:
+    with closing(samples().batches(request(3, workers=workers))) as batches:
         for _ in range(7):
             next(batches)
         state = batches.state_dict()
-    with samples().batches(request(3, workers=workers)) as resumed:
+    with closing(samples().batches(request(3, workers=workers))) as resumed:
         resumed.load_state_dict(state)
         for expected in whole[7:]:
             batch = next(resumed)
@@ -82,9 +84,9 @@ def test_resumed_batches_continue(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shard_reads_the_batches_of_its_rank(workers):
-    with samples().batches(request(3)) as batches:
+    with closing(samples().batches(request(3))) as batches:
         whole = [next(batches).sample_ids.tolist() for _ in range(12)]
-    with samples().batches(request(3, workers=workers)) as shard:
+    with closing(samples().batches(request(3, workers=workers))) as shard:
         assert isinstance(shard, Batches)
         assert isinstance(shard, ShardableBatches)
         for step in range(3):  # rank 1 of 2 has batches 1 and 3 of the four of each step
@@ -95,7 +97,7 @@ def test_shard_reads_the_batches_of_its_rank(workers):
 
 
 def test_sequential_rows_continue():
-    with samples().batches(request(3, "sequential")) as batches:
+    with closing(samples().batches(request(3, "sequential"))) as batches:
         assert [next(batches).sample_ids.tolist() for _ in range(4)] == [
             [0, 3, 6],
             [1, 4, 7],

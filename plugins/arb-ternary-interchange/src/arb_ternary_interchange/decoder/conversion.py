@@ -151,7 +151,7 @@ class _Conversion:
             ) from error
 
     def _shape(self) -> DecoderShape:
-        return DecoderShape.from_config(self.config, self.published.vocabulary_size)
+        return DecoderShape(self.config, self.published.vocabulary_size)
 
     def _look_at_tensors(self) -> None:
         wanted = {}

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
 
+from arb_ternary.errors import DataError
 from arb_ternary_text.models.architectures import PRESETS
 from arb_ternary_text.models.config import DecoderConfig
 
@@ -31,6 +33,16 @@ LINEARS: Final = (
 #: Paths of the matrices at the two ends of a decoder.
 ENDS: Final = ("embedding", "head")
 
+#: Options of a published model that decide its shapes.
+_SIZES: Final = (
+    "width",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "feed_forward",
+    "tie_embeddings",
+)
 _BLOCK: Final = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
@@ -45,102 +57,70 @@ def is_linear(path: str) -> bool:
     return path == "head" if block is None else block[2] in LINEARS
 
 
-@frozen(kw_only=True)
+@frozen
 class DecoderShape:
-    """The sizes and options of a decoder that decide which tensors it has and their shapes.
+    """Which tensors a decoder has, and their shapes.
 
     Attributes:
+        config: its options; those that say how weights are held do not matter.
         vocabulary_size: rows of embedding and head.
-        layers: number of blocks.
-        width: features between blocks.
-        hidden: features inside the feed-forward layer.
-        heads: heads of queries.
-        key_heads: heads of keys and values.
-        head_dim: features of a head.
-        gated: whether the feed-forward layer has a gate.
-        sub_norms: whether the inputs of ``output`` and ``down`` are normalised.
-        query_key_norm: whether queries and keys are normalised.
-        tied: whether the embedding is the head.
     """
 
+    config: DecoderConfig
     vocabulary_size: int
-    layers: int
-    width: int
-    hidden: int
-    heads: int
-    key_heads: int
-    head_dim: int
-    gated: bool
-    sub_norms: bool
-    query_key_norm: bool
-    tied: bool
 
     @classmethod
-    def from_config(cls, config: DecoderConfig, vocabulary_size: int) -> DecoderShape:
-        """Return the shape of the decoder with these options."""
-        return cls(
-            vocabulary_size=vocabulary_size,
-            layers=config.layers,
-            width=config.width,
-            hidden=config.hidden,
-            heads=config.heads,
-            key_heads=config.key_heads,
-            head_dim=config.key_features,
-            gated=config.feed_forward_activation != "relu2",
-            sub_norms=config.has_sub_norms,
-            query_key_norm=config.has_query_key_norm,
-            tied=config.tied,
-        )
-
-    @classmethod
-    def from_options(
-        cls, architecture: str, options: Mapping[str, Any], vocabulary_size: int
+    def of_published(
+        cls, where: Path, architecture: str, options: Mapping[str, Any], vocabulary_size: int
     ) -> DecoderShape:
-        """Return the shape of a published model of ``architecture`` with these options."""
+        """Return the shape of a published model of ``architecture`` with these options.
+
+        Raises:
+            DataError: no decoder has such sizes; the message begins with ``where``.
+        """
         preset = {str(name): preset for name, preset in PRESETS.items()}[architecture]
-        return cls(
-            vocabulary_size=vocabulary_size,
-            layers=options["layers"],
-            width=options["width"],
-            hidden=options["feed_forward"],
-            heads=options["heads"],
-            key_heads=options["kv_heads"],
-            head_dim=options["head_dim"],
-            gated=preset.activation != "relu2",
-            sub_norms=preset.sub_norms,
-            query_key_norm=preset.query_key_norm,
-            tied=options["tie_embeddings"],
-        )
+        try:
+            config = DecoderConfig(
+                **{name: options[name] for name in _SIZES},
+                activation=preset.activation,
+                sub_norms=preset.sub_norms,
+                query_key_norm=preset.query_key_norm,
+            )
+        except ValueError as error:
+            raise DataError(f"{where}: no decoder has such sizes: {error.args[0]}") from error
+        return cls(config, vocabulary_size)
 
     def block(self, *, biases: bool = True) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor of a block by its path in the block, in the order of
         computation.
         """
-        queries = self.heads * self.head_dim
-        keys = self.key_heads * self.head_dim
+        config = self.config
+        width = config.width
+        queries = config.heads * config.key_features
+        keys = config.key_heads * config.key_features
         shapes: dict[str, tuple[int, ...]] = {
-            "attention.norm": (self.width,),
-            "attention.query": (queries, self.width),
-            "attention.key": (keys, self.width),
-            "attention.value": (keys, self.width),
+            "attention.norm": (width,),
+            "attention.query": (queries, width),
+            "attention.key": (keys, width),
+            "attention.value": (keys, width),
         }
         if biases:
             shapes["attention.biases.query"] = (queries,)
             shapes["attention.biases.key"] = (keys,)
             shapes["attention.biases.value"] = (keys,)
-        if self.query_key_norm:
-            shapes["attention.query_norm"] = (self.head_dim,)
-            shapes["attention.key_norm"] = (self.head_dim,)
-        if self.sub_norms:
+        if config.has_query_key_norm:
+            shapes["attention.query_norm"] = (config.key_features,)
+            shapes["attention.key_norm"] = (config.key_features,)
+        if config.has_sub_norms:
             shapes["attention.output_norm"] = (queries,)
-        shapes["attention.output"] = (self.width, queries)
-        shapes["feed_forward.norm"] = (self.width,)
-        if self.gated:
-            shapes["feed_forward.gate"] = (self.hidden, self.width)
-        shapes["feed_forward.up"] = (self.hidden, self.width)
-        if self.sub_norms:
-            shapes["feed_forward.hidden_norm"] = (self.hidden,)
-        shapes["feed_forward.down"] = (self.width, self.hidden)
+        shapes["attention.output"] = (width, queries)
+        shapes["feed_forward.norm"] = (width,)
+        if config.feed_forward_activation != "relu2":
+            shapes["feed_forward.gate"] = (config.hidden, width)
+        shapes["feed_forward.up"] = (config.hidden, width)
+        if config.has_sub_norms:
+            shapes["feed_forward.hidden_norm"] = (config.hidden,)
+        shapes["feed_forward.down"] = (width, config.hidden)
         return shapes
 
     def tensors(self, *, biases: bool = True) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -149,13 +129,14 @@ class DecoderShape:
         This is a generator because the number of layers may come from a file that claims billions.
         """
         block = self.block(biases=biases)
-        yield "embedding", (self.vocabulary_size, self.width)
-        for layer in range(self.layers):
+        width = self.config.width
+        yield "embedding", (self.vocabulary_size, width)
+        for layer in range(self.config.layers):
             for path, shape in block.items():
                 yield f"blocks.{layer}.{path}", shape
-        yield "final_norm", (self.width,)
-        if not self.tied:
-            yield "head", (self.vocabulary_size, self.width)
+        yield "final_norm", (width,)
+        if not self.config.tied:
+            yield "head", (self.vocabulary_size, width)
 
 
 @frozen

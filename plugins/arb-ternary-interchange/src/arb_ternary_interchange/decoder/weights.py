@@ -78,11 +78,6 @@ class TernaryWeight:
             weight = weight * self.row_scale.unsqueeze(1)
         return weight if self.scale == 1.0 else weight * self.scale
 
-    def one_exponent(self) -> int | None:
-        """Return the exponent of the whole matrix, or None if its groups have different ones."""
-        first = int(self.exponent.flatten()[0])
-        return first if bool((self.exponent == first).all()) else None
-
 
 @runtime_checkable
 class HoldsTernaryWeight(Protocol):

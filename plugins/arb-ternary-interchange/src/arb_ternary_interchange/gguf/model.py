@@ -274,7 +274,7 @@ class GgufModel:
             raise DataError(f"{file.path}: it claims {layers} blocks, and has no tensors for them")
         embedding = file.tensors.get(NAMES.name("embedding"))
         rows = 0 if embedding is None else embedding.shape[0]
-        shape = DecoderShape.from_options(self.architecture, self.options, rows)
+        shape = DecoderShape.of_published(file.path, self.architecture, self.options, rows)
         found = {}
         for path, wanted in shape.tensors():
             info = file.tensors.get(NAMES.name(path))

@@ -20,11 +20,11 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _MISSING: Final = object()
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """Return the content of a file of at most ``limit`` bytes.
+def read_text(path: Path, limit: int) -> str:
+    """Return the text of a file of at most ``limit`` bytes.
 
     Raises:
-        DataError: the file cannot be read, or is larger.
+        DataError: the file cannot be read, is larger, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -36,16 +36,6 @@ def read_bytes(path: Path, limit: int) -> bytes:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     if size > limit:
         raise DataError(f"{path}: is larger than {limit} bytes, which no such file is")
-    return content
-
-
-def read_text(path: Path, limit: int) -> str:
-    """Return the text of a file of at most ``limit`` bytes.
-
-    Raises:
-        DataError: the file cannot be read, is larger, or is not UTF-8.
-    """
-    content = read_bytes(path, limit)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

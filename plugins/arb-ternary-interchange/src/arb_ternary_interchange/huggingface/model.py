@@ -58,7 +58,9 @@ class HfModel:
         self.weights = WeightFiles.open(self.folder)
         self.options: Mapping[str, Any] = self._options()
         self._check_layers()
-        shape = DecoderShape.from_options(self.architecture, self.options, self.vocabulary_size)
+        shape = DecoderShape.of_published(
+            self.config.path, self.architecture, self.options, self.vocabulary_size
+        )
         self._shapes = dict(shape.tensors(biases=self.config.biases))
         for name in self._shapes:
             self._check(name)

@@ -36,9 +36,9 @@ def write_shards(
     names: Iterable[str],
     limit: int,
     metadata: Mapping[str, str],
-) -> int:
+) -> None:
     """Write tensors, in the order given, to ``model.safetensors``, or to several files and their
-    index. Return the bytes of all tensors.
+    index.
 
     Args:
         folder: a folder that exists.
@@ -61,7 +61,6 @@ def write_shards(
         if shards:
             shards[-1].finish(metadata)
     _rename(folder, shards)
-    return sum(shard.table.size for shard in shards)
 
 
 def _header_size(names: Iterable[str], metadata: Mapping[str, str]) -> int:

@@ -146,14 +146,13 @@ def _check_packable(path: str, weight: TernaryWeight) -> None:
 
 def _exponent(path: str, weight: TernaryWeight) -> int:
     """Return the exponent of a matrix; raises ConfigError if its groups have different ones."""
-    exponent = weight.one_exponent()
-    if exponent is None:
-        low = int(weight.exponent.min())
-        high = int(weight.exponent.max())
+    low = int(weight.exponent.min())
+    high = int(weight.exponent.max())
+    if low != high:
         raise ConfigError(
             f"layout: packed has one scale per matrix, and the groups of {path} have exponents "
             f"from {low} to {high}",
             "Use `--layout dense_w1a8`, which has the same arithmetic, or train with "
             "`model.group_size: tensor`.",
         )
-    return exponent
+    return low

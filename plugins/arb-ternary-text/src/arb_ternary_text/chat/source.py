@@ -32,7 +32,7 @@ from arb_ternary_text.chat.template import (
     chat_template,
 )
 from arb_ternary_text.data.file_tokenizers import FileTokenizer
-from arb_ternary_text.data.files import read_utf8
+from arb_ternary_text.data.files import read_utf8, require_other_files
 from arb_ternary_text.data.sampler import Sampler
 from arb_ternary_text.data.source import DEFAULT_FRACTION, part, require_one_validation
 from arb_ternary_text.data.tokenizers import (
@@ -283,7 +283,12 @@ def build(config: ChatConfig) -> ChatSource:
     if config.template is not None:
         tokenizer = _with_template(tokenizer, read_utf8(Path(config.template)))
     if config.validation is not None:
-        _require_other_files(config.train, config.validation)
+        require_other_files(
+            find_conversation_files(config.train),
+            find_conversation_files(config.validation),
+            "has both training and validation conversations",
+            f"`train` is {config.train} and `validation` is {config.validation}",
+        )
     train: Sequence[Conversation] = _read(config.train, config)
     validation: Sequence[Conversation]
     if config.validation is None:
@@ -345,16 +350,6 @@ def _with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
     special = attrs.evolve(special_tokens(tokenizer), chat_template=source)
     inner = tokenizer.inner if isinstance(tokenizer, LanguageTokenizer) else tokenizer
     return LanguageTokenizer(inner, special)
-
-
-def _require_other_files(train: str, validation: str) -> None:
-    training = {file.resolve() for file in find_conversation_files(train)}
-    shared = training & {file.resolve() for file in find_conversation_files(validation)}
-    if shared:
-        raise DataError(
-            f"{min(shared)}: the file has both training and validation conversations",
-            f"`train` is {train} and `validation` is {validation}; they must name different files.",
-        )
 
 
 def _read(path: str, config: ChatConfig) -> Sequence[Conversation]:

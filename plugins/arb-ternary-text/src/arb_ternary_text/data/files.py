@@ -117,14 +117,12 @@ def build(config: TextConfig) -> StreamSource:
         return split_source("text", whole, config.path, fraction, config.tokenizer)
 
     validation_files = find_text_files(config.validation)
-    training_paths = {path.resolve() for path in training_files}
-    shared = training_paths & {path.resolve() for path in validation_files}
-    if shared:
-        raise DataError(
-            f"{min(shared)}: the file is both training and validation text",
-            f"`path` is {config.path} and `validation` is {config.validation}; they must name "
-            f"different files.",
-        )
+    require_other_files(
+        training_files,
+        validation_files,
+        "is both training and validation text",
+        f"`path` is {config.path} and `validation` is {config.validation}",
+    )
     training = read_text(training_files)
     validation = read_text(validation_files)
     _log_files(config.path, training_files)
@@ -177,6 +175,17 @@ def find_text_files(path: str, suffixes: Sequence[str] = (".txt",)) -> list[Path
     close = nearest(place.name, siblings)
     meant = f"Did you mean {place.parent / close}? " if close else ""
     raise DataError(f"{path}: no such file or folder", meant + _working_directory_hint())
+
+
+def require_other_files(
+    training: list[Path], validation: list[Path], fault: str, options: str
+) -> None:
+    """Raise DataError, with ``fault`` and ``options``, if a file is in both lists."""
+    shared = {path.resolve() for path in training} & {path.resolve() for path in validation}
+    if shared:
+        raise DataError(
+            f"{min(shared)}: the file {fault}", f"{options}; they must name different files."
+        )
 
 
 def read_text(files: list[Path]) -> Text:

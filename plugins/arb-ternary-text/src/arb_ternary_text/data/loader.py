@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -33,8 +32,7 @@ class SampledBatches:
 
     The position is ``sampler.cursor``, the number of the next batch that the caller has not
     received. Batches that were read ahead do not count, and setting the cursor or loading a state
-    drops them. Use it as a context manager, or call :meth:`close`. One thread may iterate at a
-    time.
+    drops them. Call :meth:`close` at the end. One thread may iterate at a time.
 
     Args:
         sampler: chooses the samples.
@@ -133,17 +131,6 @@ class SampledBatches:
         self._drop()
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _is_own(self, number: int) -> bool:
         first, rank, size, count = self._shard
