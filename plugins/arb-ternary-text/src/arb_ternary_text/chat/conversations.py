@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from arb_ternary.errors import DataError, nearest
+from arb_ternary.errors import DataError
 from arb_ternary_text.data.files import find_text_files, read_utf8
 from arb_ternary_text.data.parquet_file import open_parquet
 
@@ -101,7 +101,7 @@ def read_conversations(
             has file and line.
         EnvironmentProblem: a Parquet file needs pyarrow, which is not installed.
     """
-    names = _checked_columns(columns or {})
+    names = {name: name for name in COLUMNS} | dict(columns or {})
     items: list[Conversation] = []
     skipped: list[str] = []
     for file in find_conversation_files(path):
@@ -131,17 +131,6 @@ def find_conversation_files(path: str) -> list[Path]:
         if file.suffix.lower() not in _READERS:
             raise DataError(f"{file}: conversations are read from {', '.join(_READERS)} files")
     return files
-
-
-def _checked_columns(columns: Mapping[str, str]) -> dict[str, str]:
-    for name in columns:
-        if name not in COLUMNS:
-            close = nearest(name, COLUMNS)
-            raise DataError(
-                f"columns: {name!r} is none of {', '.join(COLUMNS)}",
-                f"Did you mean {close!r}?" if close else "",
-            )
-    return {name: columns.get(name, name) for name in COLUMNS}
 
 
 # --- files

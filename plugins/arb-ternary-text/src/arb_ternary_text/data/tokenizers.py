@@ -335,8 +335,7 @@ def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
         training_text: the text that the characters are taken from; None if the data is not text.
 
     Raises:
-        DataError: the choice is none of these, there is no text to take characters from, or the
-            file cannot be read.
+        DataError: there is no text to take characters from, or the file cannot be read.
         EnvironmentProblem: the file needs a package that is not installed.
     """
     if choice == "bytes":
@@ -348,11 +347,7 @@ def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
                 "Give the path of the tokenizer's .json file.",
             )
         return CharacterTokenizer.from_text(training_text)
-    if choice.endswith((".json", ".model")):
-        return load_tokenizer(choice)
-    raise DataError(
-        f"tokenizer: {choice!r} is neither bytes, characters nor the path of a .json or .model file"
-    )
+    return load_tokenizer(choice)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
