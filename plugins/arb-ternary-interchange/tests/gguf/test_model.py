@@ -313,8 +313,12 @@ WRONG: dict[str, tuple[dict[str, Value | None], str]] = {
         "the tensor of blocks.2.attention.norm is missing",
     ),
     "wide": (
+        {"llama.feed_forward_length": u32(513)},
+        "has the shape (512, 256), and the keys say (513, 256)",
+    ),
+    "wider than any": (
         {"llama.feed_forward_length": u32(2**31)},
-        "has the shape (512, 256), and the keys say (2147483648, 256)",
+        "'feed_forward' must be a whole number from 1 to 1048576, not 2147483648",
     ),
 }
 
