@@ -46,6 +46,11 @@ def _as_parts(values: Iterable[TrainedPart]) -> frozenset[TrainedPart]:
     return frozenset(values)
 
 
+def _texts(default: Iterable[str] = ()) -> Any:
+    """Return a field of texts."""
+    return field(default=default, converter=_as_tuple, validator=deep_iterable(instance_of(str)))
+
+
 def resolve(target: str) -> Any:
     """Import ``"module:attribute"`` (or ``"module"``) and return the attribute (or the module).
 
@@ -87,32 +92,27 @@ def keeping_default_dtype(what: str) -> Iterator[None]:
     Raises:
         ComponentError: the block changed it; the message begins with ``what``.
     """
-    before = default_dtype()
+    before = _default_dtype()
     try:
         yield
     finally:
-        change = restore_default_dtype(before)
-    if change:
-        hint = "Name the dtype where a tensor is made: dtype=torch.float64."
-        raise ComponentError(f"{what} {change}", hint)
+        after = _default_dtype()
+        if after != before:
+            torch = sys.modules["torch"]
+            torch.set_default_dtype(getattr(torch, before))
+    if after != before:
+        raise ComponentError(
+            f"{what} changes torch's default dtype from {before} to {after}",
+            "Name the dtype where a tensor is made: dtype=torch.float64.",
+        )
 
 
-def default_dtype() -> str:
+def _default_dtype() -> str:
     """Return the name of torch's default dtype; the one that torch starts with before an import."""
     torch = sys.modules.get("torch")
     if torch is None:
         return "float32"
     return str(torch.get_default_dtype()).removeprefix("torch.")
-
-
-def restore_default_dtype(before: str) -> str:
-    """Make ``before`` torch's default dtype again; return how it was changed, empty if not."""
-    after = default_dtype()
-    if after == before:
-        return ""
-    torch = sys.modules["torch"]
-    torch.set_default_dtype(getattr(torch, before))
-    return f"changes torch's default dtype from {before} to {after}"
 
 
 @frozen(kw_only=True)
@@ -143,9 +143,7 @@ class Spec:
     variables: tuple[Variable, ...] = field(
         default=(), converter=_as_variables, validator=deep_iterable(instance_of(Variable))
     )
-    libraries: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
+    libraries: tuple[str, ...] = _texts()
 
 
 @frozen(kw_only=True)
@@ -166,9 +164,7 @@ class BackendSpec(Spec):
 
     probe: str = field(validator=_target)
     priority: int = field(default=10, validator=instance_of(int))
-    devices: tuple[str, ...] = field(
-        default=("cpu",), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
+    devices: tuple[str, ...] = _texts(("cpu",))
 
 
 @frozen(kw_only=True)
@@ -272,15 +268,9 @@ class GeneratorSpec(Spec):
     hook = "arb_register_generators"
     noun = "generator"
 
-    models: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
-    masking: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
-    data: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
+    models: tuple[str, ...] = _texts()
+    masking: tuple[str, ...] = _texts()
+    data: tuple[str, ...] = _texts()
 
 
 @frozen(kw_only=True)
@@ -296,9 +286,7 @@ class ImporterSpec(Spec):
     hook = "arb_register_importers"
     noun = "importer"
 
-    schemes: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
+    schemes: tuple[str, ...] = _texts()
 
 
 class PolicySpec(Spec):
@@ -331,7 +319,7 @@ class StarterSpec(Spec):
 
     kind = "starter"
     hook = "arb_register_starters"
-    noun = "starter config"
+    noun = "template"
 
     document: str = field(default="run", validator=instance_of(str))
     priority: int = field(default=10, validator=instance_of(int))

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from threading import Lock
 from weakref import ref
 
-from attrs import define, frozen
+from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.environment import DECODE_CACHE_MB
@@ -36,7 +36,7 @@ class Decoded:
         return self.codes.nbytes + self.floor.nbytes
 
 
-@define(eq=False)
+@frozen(eq=False)
 class _Entry:
     """A decoded weight, and the tensors and versions that it was decoded from."""
 
@@ -47,16 +47,16 @@ class _Entry:
 
 
 class DecodeCache:
-    """A map from (packed, exponent) tensors to :class:`Decoded`, for any number of threads.
-
-    Attributes:
-        nbytes: bytes of the decoded weights in the cache.
-    """
+    """A map from (packed, exponent) tensors to :class:`Decoded`, for any number of threads."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
-        self.nbytes = 0
         self._lock = Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the decoded weights in the cache."""
+        return sum(entry.decoded.nbytes for entry in [*self._entries.values()])
 
     def get(self, packed: Tensor, exponent: Tensor) -> Decoded | None:
         """Return the decoded form; None if it is absent, or either tensor has changed since."""
@@ -64,11 +64,9 @@ class DecodeCache:
             return None
         with self._lock:
             entry = self._entries.get(id(packed))
-            if entry is None:
+            if entry is None or entry.exponent() is not exponent:
                 return None
-            same = entry.packed() is packed and entry.exponent() is exponent
-            if not same or entry.versions != (packed._version, exponent._version):
-                self._drop(id(packed))
+            if entry.versions != (packed._version, exponent._version):
                 return None
             self._entries.move_to_end(id(packed))
             return entry.decoded
@@ -81,21 +79,14 @@ class DecodeCache:
         budget = DECODE_CACHE_MB.integer() * 2**20
         if packed.is_inference() or exponent.is_inference() or decoded.nbytes > budget:
             return
+        key = id(packed)
         versions = (packed._version, exponent._version)
+        alive = ref(packed, lambda _: self._entries.pop(key, None))
         with self._lock:
-            self._drop(id(packed))
-            self._entries[id(packed)] = _Entry(ref(packed), ref(exponent), versions, decoded)
-            self.nbytes += decoded.nbytes
-            for key in [key for key, entry in self._entries.items() if entry.packed() is None]:
-                self._drop(key)
+            self._entries[key] = _Entry(alive, ref(exponent), versions, decoded)
+            self._entries.move_to_end(key)
             while self.nbytes > budget:
-                self._drop(next(iter(self._entries)))
-
-    def _drop(self, key: int) -> None:
-        """Remove an entry if there is one."""
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.nbytes -= entry.decoded.nbytes
+                self._entries.popitem(last=False)
 
 
 #: The cache of this process, for all modules.

@@ -8,19 +8,15 @@ the numbers on the host.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import ref
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from arb_ternary.backends.layout import spread_over_columns
 from arb_ternary.backends.protocol import WeightShape
-
-#: Weights whose floors are kept.
-_KEPT: Final = 4096
 
 
 class Arriving:
@@ -71,8 +67,7 @@ class Floors:
         return self.spreads.read()[1]
 
 
-@frozen(eq=False)
-class _Entry:
+class _Entry(NamedTuple):
     """The floors of one version of an exponent tensor."""
 
     exponent: ref[Tensor]
@@ -80,14 +75,9 @@ class _Entry:
     shape: WeightShape
     floors: Floors
 
-    def serves(self, exponent: Tensor, shape: WeightShape) -> bool:
-        """Return whether the floors are those of ``exponent`` as it is now."""
-        same = self.exponent() is exponent and self.version == exponent._version
-        return same and (self.shape is shape or self.shape == shape)
 
-
-_kept: OrderedDict[int, _Entry] = OrderedDict()
-_lock = Lock()
+#: By the identity of the tensor of exponents, as long as it lives.
+_kept: Final[dict[int, _Entry]] = {}
 
 
 def floors_of(exponent: Tensor, shape: WeightShape) -> Floors:
@@ -98,33 +88,26 @@ def floors_of(exponent: Tensor, shape: WeightShape) -> Floors:
     """
     if exponent.is_inference():
         return _measure(exponent, shape)
-    with _lock:
-        entry = _kept.get(id(exponent))
-        if entry is not None and entry.serves(exponent, shape):
-            _kept.move_to_end(id(exponent))
-            return entry.floors
-    return _keep(exponent, shape)
+    entry = _kept.get(id(exponent))
+    if entry is None or entry.version != exponent._version or entry.shape != shape:
+        return _keep(exponent, shape)
+    return entry.floors
 
 
 def renew_floors(exponent: Tensor) -> None:
     """Find the floors of exponents that a kernel has just moved, if a product has used them."""
     if exponent.is_inference():
         return
-    with _lock:
-        entry = _kept.get(id(exponent))
-    if entry is not None and entry.exponent() is exponent:
+    entry = _kept.get(id(exponent))
+    if entry is not None:
         _keep(exponent, entry.shape)
 
 
 def _keep(exponent: Tensor, shape: WeightShape) -> Floors:
+    key = id(exponent)
     version = exponent._version
     floors = _measure(exponent, shape)
-    with _lock:
-        _kept[id(exponent)] = _Entry(ref(exponent), version, shape, floors)
-        for key in [key for key, entry in _kept.items() if entry.exponent() is None]:
-            del _kept[key]
-        while len(_kept) > _KEPT:
-            _kept.popitem(last=False)
+    _kept[key] = _Entry(ref(exponent, lambda _: _kept.pop(key, None)), version, shape, floors)
     return floors
 
 
@@ -135,8 +118,5 @@ def _measure(exponent: Tensor, shape: WeightShape) -> Floors:
     row_spread = (wide.amax(dim=1) - rows).amax()
     column_spread = (wide.amax(dim=0) - columns).amax()
     spreads = Arriving(torch.stack([row_spread, column_spread]))
-    if shape.groups == 1:
-        columns = columns.expand(shape.in_features)
-    else:
-        columns = columns.repeat_interleave(shape.group_size)[: shape.in_features]
-    return Floors(rows, columns.contiguous(), spreads)
+    (floor_K,) = spread_over_columns(columns.unsqueeze(0), shape)
+    return Floors(rows, floor_K.contiguous(), spreads)

@@ -62,6 +62,18 @@ def unpack_trits(packed: Tensor, columns: int) -> Tensor:
     return trits
 
 
+def spread_over_columns(values_NJ: Tensor, shape: WeightShape) -> Tensor:
+    """Repeat the value of each group over its columns: ``[N, J]`` to ``[N, K]``."""
+    if shape.groups == 1:
+        return values_NJ.expand(-1, shape.in_features)
+    return values_NJ.repeat_interleave(shape.group_size, dim=1)[:, : shape.in_features]
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Exact float32 ``2**exponent`` for integer exponents in -126..127, built from its bits."""
+    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
 def _pack_blocks(codes: Tensor, block: int) -> Tensor:
     """Pack codes in blocks of this many weights."""
     rows, columns = codes.shape

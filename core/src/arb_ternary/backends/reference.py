@@ -18,7 +18,8 @@ from arb_ternary.backends import layout
 from arb_ternary.backends import reference_scaled_votes as _scaled
 from arb_ternary.backends import reference_votes as _votes
 from arb_ternary.backends.decode_cache import CACHE, Decoded
-from arb_ternary.backends.integer import int_matmul, shifted_weight_product
+from arb_ternary.backends.integer import INT8_SPREAD, int_matmul, shifted_weight_product
+from arb_ternary.backends.layout import power_of_two, spread_over_columns
 from arb_ternary.backends.protocol import (
     NARROW_NOISE,
     NARROW_VOTES,
@@ -30,9 +31,6 @@ from arb_ternary.backends.protocol import (
 pack_votes = layout.pack_votes
 unpack_votes = layout.unpack_votes
 
-#: Exponents of a row whose spread is at most this share one int8 matrix (1 << 6 = 64 fits in int8).
-_INT8_SPREAD: Final = 6
-
 
 def pack(trits_NK: Tensor) -> Tensor:
     """Pack int8 trits ``[N, K]`` into the layout of the backend (uint8)."""
@@ -42,18 +40,6 @@ def pack(trits_NK: Tensor) -> Tensor:
 def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
     """Unpack the layout of the backend to int8 trits ``[N, K]``."""
     return layout.unpack_trits(packed, shape.in_features)
-
-
-def spread_over_columns(values_NJ: Tensor, shape: WeightShape) -> Tensor:
-    """Repeat the value of each group over its columns: ``[N, J]`` to ``[N, K]``."""
-    if shape.groups == 1:
-        return values_NJ.expand(-1, shape.in_features)
-    return values_NJ.repeat_interleave(shape.group_size, dim=1)[:, : shape.in_features]
-
-
-def power_of_two(exponent: Tensor) -> Tensor:
-    """Exact float32 ``2**exponent`` for integer exponents in -126..127, built from its bits."""
-    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
 def dense_weight(
@@ -102,14 +88,14 @@ def _linear_int8(
         trits = unpack(packed, shape)
         # The host waits for the device here, once after each change of the exponents.
         spread = int(shift_NJ.amax())
-        if spread > _INT8_SPREAD:
+        if spread > INT8_SPREAD:
             shift_KN = spread_over_columns(shift_NJ, shape).t()
             return shifted_weight_product(q_MK, trits.t(), shift_KN), floor_N
         if spread:
             trits = trits << spread_over_columns(shift_NJ.to(torch.int8), shape)
         decoded = Decoded(trits, floor_N)
         CACHE.put(packed, exponent, decoded)
-    return int_matmul(q_MK, decoded.codes.t(), 127 << _INT8_SPREAD), decoded.floor
+    return int_matmul(q_MK, decoded.codes.t(), 127 << INT8_SPREAD), decoded.floor
 
 
 def linear(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.integer import int_matmul
-from arb_ternary.backends.layout import opened, pack_trits, unpack_trits
+from arb_ternary.backends.layout import opened, pack_trits, power_of_two, unpack_trits
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
 from arb_ternary.counters.hashing import uniform
@@ -62,8 +62,7 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     # unless it is one.
     mantissa, exponent = torch.frexp(divided(largest.double(), 127.0))
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
-    exponent = exponent.clamp(*EXPONENT_RANGE).to(torch.int32)
-    scale = ((exponent + 127) << 23).view(torch.float32)
+    scale = power_of_two(exponent.clamp(*EXPONENT_RANGE))
 
     noise = uniform(tuple(grad.shape), seed, step, stream, device=grad.device)
     rounded = noise.add_(grad / scale).floor_()

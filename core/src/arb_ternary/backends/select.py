@@ -128,16 +128,10 @@ def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection
         EnvironmentProblem: a named backend is not installed or cannot work on the device, or no
             backend can (exit code 3).
     """
-    names = _parse(request)
+    names = requested_names(request)
     if names == (AUTO,):
         return _select_auto(request, opinion)
     is_list = len(names) > 1
-    for name in names:
-        problem = _problem(name, request)
-        # In a list, a backend that is only not installed is passed over.
-        if problem is not None and (not is_list or isinstance(problem, UsageProblem)):
-            raise problem
-
     rejected: list[tuple[str, str]] = []
     for name in names:
         result = _probe_named(name, request.device)
@@ -158,6 +152,22 @@ def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection
         f"{request.source}: {'; '.join(reasons)}",
         f"usable on {device}: {', '.join(usable) or 'none'}",
     )
+
+
+def requested_names(request: BackendRequest) -> tuple[str, ...]:
+    """Return the names in a request, ``(AUTO,)`` for an empty one.
+
+    Raises:
+        UsageProblem: a name is unknown, or empty.
+        EnvironmentProblem: it is the only name, and not installed. In a list, a backend that is
+            only not installed is passed over.
+    """
+    names = _parse(request)
+    for name in names:
+        problem = None if name == AUTO else _problem(name, request)
+        if problem is not None and (len(names) == 1 or isinstance(problem, UsageProblem)):
+            raise problem
+    return names
 
 
 def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:

@@ -17,7 +17,7 @@ from arb_ternary.cli.options import (
     plugin_files,
 )
 from arb_ternary.cli.output import print_json, print_table
-from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
+from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem
 from arb_ternary.plugins.discovery import USUAL_PARTS, install_command
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
@@ -76,7 +76,9 @@ def new(
         raise ConfigError(
             f"{path}: a starter config is YAML", hint=f"arb config new {path.with_suffix('.yaml')}"
         )
-    starter = _chosen(template, starters)
+    starter = starters[0]
+    if template is not None:
+        starter = manager().registry.get("starter", template).spec
     document = document_called(starter.document)
     text = starter_config(starter, document, manager().registry, full=not short)
     files = {path: text}
@@ -111,21 +113,6 @@ def _starters() -> list[StarterSpec]:
         hint = "see: arb plugins list" if failed else install_command(USUAL_PARTS)
         raise EnvironmentProblem("no template is installed", hint=hint)
     return sorted(found, key=lambda spec: (-spec.priority, spec.name))
-
-
-def _chosen(template: str | None, starters: list[StarterSpec]) -> StarterSpec:
-    """Return the starter config of that name, or the default."""
-    if template is None:
-        return starters[0]
-    by_name = {spec.name: spec for spec in starters}
-    if template in by_name:
-        return by_name[template]
-    close = nearest(template, by_name)
-    suggestion = f"; did you mean '{close}'?" if close else ""
-    raise UsageProblem(
-        f"no template is called '{template}'{suggestion}",
-        hint="\n".join(f"{spec.name}: {spec.summary}" for spec in starters),
-    )
 
 
 @click.command("show")
@@ -198,24 +185,22 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
 def _check_backend(loaded: LoadedConfig[Any]) -> None:
     """Check that the backend that a config names is installed.
 
-    Loading does not: a recorded run can be read with another backend. In a list of backends, one
-    that is only not installed is passed over.
+    Loading does not: a recorded run can be read with another backend.
 
     Raises:
         UsageProblem, EnvironmentProblem: it is not.
     """
+    from arb_ternary.backends.select import BackendRequest, requested_names
     from arb_ternary.config.errors import Fault, raise_faults
 
-    registry = manager().registry
-    names = str(getattr(loaded.config, "backend", None) or "auto").lower().split(",")
-    for name in map(str.strip, names):
-        if name == "auto" or registry.find("backend", name) is not None:
-            continue
-        problem = registry.problem("backend", name)
-        absent = isinstance(problem, EnvironmentProblem)
-        if len(names) == 1 or not absent:
-            fault = Fault(("backend",), problem.what, problem.hint, environment=absent)
-            raise_faults([fault], loaded.origins, loaded.source)
+    requested = str(getattr(loaded.config, "backend", None) or "auto")
+    try:
+        requested_names(BackendRequest(requested, "backend"))
+    except ArbError as error:
+        message = error.what.removeprefix("backend: ")
+        absent = isinstance(error, EnvironmentProblem)
+        fault = Fault(("backend",), message, error.hint, environment=absent)
+        raise_faults([fault], loaded.origins, loaded.source)
 
 
 @click.command("schema")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -94,14 +93,15 @@ def hooks(as_json: bool) -> None:
     for hook in manager().hooks:
         name = hook.__name__
         group = group_of(hook)
-        arguments = list(inspect.signature(hook).parameters)
+        signature = inspect.signature(hook)
         text = inspect.getdoc(hook) or ""
-        written = _signature(hook)
+        # Annotations are texts, in quotes.
+        written = f"{name}{signature}".replace("'", "")
         facts.append(
             {
                 "name": name,
                 "group": group,
-                "arguments": arguments,
+                "arguments": list(signature.parameters),
                 "signature": written,
                 "documentation": text,
             }
@@ -112,20 +112,3 @@ def hooks(as_json: bool) -> None:
         print_json(facts)
     else:
         print_table(("hook", "group", "what it does"), rows)
-
-
-def _signature(hook: Callable[..., Any]) -> str:
-    """Return name, arguments and result of a hook with the annotations of its source."""
-    signature = inspect.signature(hook)
-    empty = inspect.Parameter.empty
-    arguments = []
-    for name, parameter in signature.parameters.items():
-        annotation = parameter.annotation
-        arguments.append(name if annotation is empty else f"{name}: {_annotation(annotation)}")
-    result = signature.return_annotation
-    arrow = "" if result is empty else f" -> {_annotation(result)}"
-    return f"{hook.__name__}({', '.join(arguments)}){arrow}"
-
-
-def _annotation(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

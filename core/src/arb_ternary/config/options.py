@@ -108,13 +108,16 @@ def trains(*parts: str, reason: str) -> Condition:
 
 
 def _stated(options: Any, name: str) -> str:
-    value = getattr(options, name)
-    shown = value
+    return f"'{name}' is {scalar_text(getattr(options, name))}"
+
+
+def scalar_text(value: Any) -> str:
+    """Return a scalar as YAML spells it, without quotes."""
     if value is None:
-        shown = "null"
-    elif isinstance(value, bool):
-        shown = str(value).lower()
-    return f"'{name}' is {shown}"
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 @overload

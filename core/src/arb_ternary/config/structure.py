@@ -28,6 +28,7 @@ from cattrs.gen import make_dict_structure_fn, override
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.errors import Fault, Faulty, Path, raise_faults
 from arb_ternary.config.fields import config_fields, default_of, is_required, shape_of
+from arb_ternary.config.options import scalar_text
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.specs import Spec, load_target
@@ -367,7 +368,10 @@ def describe_type(t: Any) -> str:
     """Return a type in words that complete "must be ..."."""
     match shape_of(t):
         case "literal":
-            return _either(map(_describe_literal, get_args(t)))
+            words = [
+                repr(each) if isinstance(each, str) else scalar_text(each) for each in get_args(t)
+            ]
+            return _either(words)
         case "union":
             return _either(map(describe_type, get_args(t)))
         case "list":
@@ -378,11 +382,6 @@ def describe_type(t: Any) -> str:
     return _PLAIN.get(t, "a mapping")
 
 
-def _describe_literal(value: Any) -> str:
-    """Return a value that a literal type allows: text in quotes, other values as in YAML."""
-    return repr(value) if isinstance(value, str) else _describe_plain(value)
-
-
 def _describe_value(value: Any) -> str:
     """Return a value in words that complete "not ..."."""
     if isinstance(value, Mapping):
@@ -391,16 +390,7 @@ def _describe_value(value: Any) -> str:
         return "a list"
     if isinstance(value, str):
         return f"{value!r} (text)"
-    return _describe_plain(value)
-
-
-def _describe_plain(value: Any) -> str:
-    """Return a scalar as YAML spells it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
+    return scalar_text(value)
 
 
 def _either(words: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from arb_ternary.counters.hashing import MICRO, STEP
 from arb_ternary.optim.protocol import StepOutcome, copied_attributes
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
-from arb_ternary.ternary.vote_calls import VoteCall, apply_together
+from arb_ternary.ternary.vote_calls import VoteCall, apply_votes
 
 
 def is_finite(value: Tensor | float | None) -> bool:
@@ -29,16 +29,12 @@ def is_finite(value: Tensor | float | None) -> bool:
 
 
 def to_host(scalars: Iterable[Tensor]) -> list[Any]:
-    """Return the numbers in scalar tensors of one dtype, with one transfer per device."""
+    """Return the numbers in scalar tensors of one dtype, with one transfer."""
     tensors = list(scalars)
-    numbers: list[Any] = [None] * len(tensors)
-    indices: dict[torch.device, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        indices.setdefault(tensor.device, []).append(index)
-    for on_device in indices.values():
-        found = torch.stack([tensors[index] for index in on_device]).tolist()
-        for index, number in zip(on_device, found, strict=True):
-            numbers[index] = number
+    if not tensors:
+        return []
+    device = tensors[0].device
+    numbers: list[Any] = torch.stack([each.to(device) for each in tensors]).tolist()
     return numbers
 
 
@@ -243,20 +239,9 @@ class TernaryOptimizer(Optimizer):
                     exponent_calls.append(VoteCall(module, "apply_exponent_votes", settings))
 
         # Exponents move first: their votes were taken on the trits before the flips.
-        together = apply_together(exponent_calls)
-        moves: list[Tensor] = []
-        for call in exponent_calls:
-            count = together.get(call.module)
-            if count is None:
-                count = call.module.apply_exponent_votes(*call.settings)
-            moves.append(count)
-        together = apply_together(VoteCall(each, how.kernel, how.settings) for each, how in updates)
-        flips: list[Tensor] = []
+        moves = apply_votes(exponent_calls)
+        flips = apply_votes([VoteCall(each, how.kernel, how.settings) for each, how in updates])
         for module, update in updates:
-            count = together.get(module)
-            if count is None:
-                count = module.apply_votes(update.kernel, *update.settings)
-            flips.append(count)
             if isinstance(module, TernaryLinear):
                 module.apply_bias_votes(update.bias_threshold)
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import pluggy
 
 from arb_ternary import hookspecs
-from arb_ternary.errors import ArbError, nearest
-from arb_ternary.specs import KINDS, Spec, default_dtype, restore_default_dtype
+from arb_ternary.errors import ArbError, ComponentError, nearest
+from arb_ternary.specs import KINDS, Spec, keeping_default_dtype
 
 #: Prefix of the name of every hook.
 PREFIX: Final = "arb_"
@@ -68,17 +68,15 @@ def as_faults() -> Iterator[None]:
     """
     output = sys.stdout
     had_output = _has_output()
-    dtype = default_dtype()
     try:
-        yield
+        with keeping_default_dtype("it"):
+            yield
     except (PluginFault, KeyboardInterrupt):
         raise
+    except ComponentError as error:
+        raise PluginFault(error.what) from error
     except BaseException as error:
         raise PluginFault(describe_exception(error)) from error
-    finally:
-        change = restore_default_dtype(dtype)
-    if change:
-        raise PluginFault(f"it {change}")
     if had_output and not _has_output():
         sys.stdout = output
         raise PluginFault("it closes standard output")

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.discovery import USUAL_PARTS, announced, install_command
-from arb_ternary.plugins.metadata import canonical
 from arb_ternary.plugins.record import PluginRecord, Registered, written
 from arb_ternary.specs import KINDS, Spec
 
@@ -124,16 +123,16 @@ class Registry:
 
     def not_installed(self, kind: str) -> dict[str, str]:
         """Announced components of a kind that are not installed, each with its distribution."""
-        installed = set()
-        for record in self.records:
-            if record.distribution:
-                installed.add(canonical(record.distribution))
-        prefix = f"{kind}."
         absent = {}
         for entry, distribution in sorted(announced().items()):
-            if entry.startswith(prefix) and distribution not in installed:
-                absent[entry.removeprefix(prefix)] = distribution
+            announced_kind, _, name = entry.partition(".")
+            if announced_kind == kind and not self._from(distribution):
+                absent[name] = distribution
         return absent
+
+    def _from(self, distribution: str) -> list[PluginRecord]:
+        """Return the plugins of a distribution, whose name is in its normal form."""
+        return [record for record in self.records if record.comes_from(distribution)]
 
     def problem(
         self, kind: str, name: str, unusable: Mapping[str, str] = MappingProxyType({})
@@ -173,7 +172,7 @@ class Registry:
         source = known.get(f"{kind}.{name}") or known.get(f"{kind}.{family}")
         name = written(kind, name)
         if source is not None:
-            owners = [each for each in self.records if canonical(each.distribution or "") == source]
+            owners = self._from(source)
             if not owners:
                 return EnvironmentProblem(
                     f"{noun} {name!r} is not installed",

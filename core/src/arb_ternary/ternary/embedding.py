@@ -8,6 +8,7 @@ from typing import Any, Final, Unpack
 import torch
 from torch import Tensor, nn
 
+from arb_ternary.backends.layout import spread_over_columns
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
 from arb_ternary.ternary.vote_memory import ScaleRule
@@ -83,12 +84,10 @@ class TernaryEmbedding(TernaryModule):
         flat = ids.reshape(-1).to(torch.int64)
         rows = self.look_up(flat, self.dtype)
         if self.correlation is not None and self.steps is not None:
-            group_size = self.shape.group_size
             steps = self.steps.index_select(0, flat).clamp_min(1).to(torch.float32)
             correlation = self.correlation.index_select(0, flat).to(torch.float32)
-            mean = -correlation / (steps * group_size)
-            scale = torch.exp2(self.kappa * mean).repeat_interleave(group_size, dim=1)
-            scale = scale[:, : self.shape.in_features]
+            mean = -correlation / (steps * self.shape.group_size)
+            scale = spread_over_columns(torch.exp2(self.kappa * mean), self.shape)
             rows = rows * scale.to(self.dtype)
         return rows.view(*ids.shape, self.embedding_dim)
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from arb_ternary.backends import ops
 from arb_ternary.backends.dispatch import check_vote_bits, kernel, pack_votes
+from arb_ternary.backends.layout import power_of_two, spread_over_columns
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary.backends.select import current_backend, get_backend, serves
 from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
@@ -185,11 +186,8 @@ class TernaryModule(VoteMemory):
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """``T * 2**E`` as a float matrix ``[N, K]``; exact in float32 and bfloat16."""
-        shape = self.shape
-        exponent = self.exponent.to(torch.int32).repeat_interleave(shape.group_size, dim=1)
-        exponent = exponent[:, : shape.in_features]
-        trits = self.trits().to(torch.float32)
-        return torch.ldexp(trits, exponent).to(dtype)
+        scale = spread_over_columns(power_of_two(self.exponent), self.shape)
+        return (self.trits() * scale).to(dtype)
 
     def logical_votes(self, votes: Tensor | None = None) -> Tensor:
         """Return the accumulators, or others in their layout, as int8 ``[N, K]``.

@@ -6,7 +6,7 @@ state and its settings do, and returns the numbers that they return as one int64
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,23 +29,24 @@ class VoteCall(NamedTuple):
     op: Literal["apply_votes", "apply_scaled_votes", "apply_exponent_votes"]
     settings: tuple[int, ...]
 
-    def may_be_combined(self) -> bool:
-        """Whether the backend of the module can make this call together with others."""
-        module = self.module
-        return module.shard is None and "apply_together" in get_backend(module.backend).kernels
+    def run(self) -> Tensor:
+        """Make the call; return the number of changes, an int64 scalar."""
+        if self.op == "apply_exponent_votes":
+            return self.module.apply_exponent_votes(*self.settings)
+        return self.module.apply_votes(self.op, *self.settings)
 
 
-def apply_together(calls: Iterable[VoteCall]) -> dict[TernaryModule, Tensor]:
-    """Make the calls that can be combined, each of another module.
+def apply_votes(calls: Sequence[VoteCall]) -> list[Tensor]:
+    """Make calls of the same or several ops, each of another module.
 
     Returns:
-        The number of changes of each module whose call was made, int64 scalars on its device. The
-        caller makes the other calls.
+        The number of changes of each call, int64 scalars on the device of its module.
     """
-    combined: dict[tuple[str, str, torch.device], list[VoteCall]] = {}
+    combined: dict[Any, list[VoteCall]] = {}
     for call in calls:
-        if call.may_be_combined():
-            key = (call.op, call.module.backend, call.module.weight.device)
+        module = call.module
+        if module.shard is None and "apply_together" in get_backend(module.backend).kernels:
+            key = (call.op, module.backend, module.weight.device)
             combined.setdefault(key, []).append(call)
     changed: dict[TernaryModule, Tensor] = {}
     for (op, backend, _), alike in combined.items():
@@ -53,7 +54,10 @@ def apply_together(calls: Iterable[VoteCall]) -> dict[TernaryModule, Tensor]:
             modules = [call.module for call in alike]
             counts = _run_together(op, backend, modules, [call.settings for call in alike])
             changed.update(zip(modules, counts, strict=True))
-    return changed
+    for call in calls:
+        if call.module not in changed:
+            changed[call.module] = call.run()
+    return [changed[call.module] for call in calls]
 
 
 def _run_together(

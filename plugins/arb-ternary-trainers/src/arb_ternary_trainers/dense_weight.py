@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
+from arb_ternary.backends.layout import power_of_two, spread_over_columns
 from arb_ternary.backends.ops import cast_votes, quantize_gradient
-from arb_ternary.backends.reference import power_of_two, spread_over_columns
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import USE_VOTES
