@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import DataSpec, GeneratorSpec, MaskingSpec, ModelSpec, StarterSpec
+from arb_ternary.specs import (
+    CommandSpec,
+    DataSpec,
+    GeneratorSpec,
+    MaskingSpec,
+    ModelSpec,
+    StarterSpec,
+)
 
 ARB_API_VERSION = (1, 0)
 
@@ -111,5 +118,16 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
             name="text",
             target="arb_ternary_text.cli.generate:generate",
             summary="continue a prompt with a model that has new_cache() or unroll()",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_commands() -> Sequence[CommandSpec]:
+    return (
+        CommandSpec(
+            name="bench",
+            target="arb_ternary_text.cli.bench:bench",
+            summary="Measure how fast a model reads and writes.",
         ),
     )
