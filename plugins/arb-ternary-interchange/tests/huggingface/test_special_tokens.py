@@ -16,7 +16,7 @@ from arb_ternary_interchange.huggingface.tokenizer_files import read_tokenizer, 
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS
 from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.special_tokens import SpecialTokens
-from arb_ternary_text.data.tokenizers import LanguageTokenizer, encode_letters, padded_to
+from arb_ternary_text.data.tokenizers import LanguageTokenizer, encode_letters, from_json, padded_to
 
 CONTROL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
@@ -131,3 +131,11 @@ def test_a_damaged_file_is_named(folder: Folder) -> None:
     path = folder({"generation_config.json": "["}, eos_token="</s>")
     with pytest.raises(DataError, match=r"generation_config\.json"):
         read_tokenizer(path, "llama")
+
+
+def test_a_tokenizer_without_a_token_for_letters_is_read(tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE({"b": 0, "c": 1}, []))
+    made.save(str(tmp_path / "tokenizer.json"))
+    state = read_tokenizer(tmp_path, "llama").state
+    assert state is not None
+    assert from_json(state).encode("bac") == [0, 1]

@@ -177,7 +177,8 @@ def _read_definition(
     tokenizer = FileTokenizer(text)
     try:
         size = tokenizer.vocabulary_size
-        puts_space = tokenizer.token_text(next(iter(tokenizer.encode("a")), -1))[:1] in _SPACES
+        begun = tokenizer.encode("a")[:1]
+        puts_space = any(tokenizer.token_text(token)[:1] in _SPACES for token in begun)
     except DataError as error:
         raise DataError(f"{path}: {error.what}", error.hint) from error
     content = json.loads(text)
