@@ -123,8 +123,7 @@ def rule_record(
     deviation = None
     if complete:
         deviation = statistics.stdev(losses) if len(losses) > 1 else 0.0
-    counted = next((outcome for outcome in final if "linears" in outcome), {})
-    linears = counted.get("linears", {})
+    counted = next((outcome for outcome in final if AUDITED[0] in outcome), {})
     return {
         "name": recipe.name,
         "summary": recipe.summary,
@@ -139,9 +138,6 @@ def rule_record(
         "validation_loss_mean": statistics.fmean(losses) if complete else None,
         "validation_loss_stdev": deviation,
         **{key: counted.get(key) for key in AUDITED},
-        "linear_weights": linears.get("weights"),
-        "state_bits_per_linear_weight": linears.get("state_bits_per_weight"),
-        "stored_gradient_bytes": linears.get("gradient_bytes"),
         "tokens_per_second": [outcome.get("tokens_per_second") for outcome in final],
         "peak_bytes": [outcome.get("peak_bytes") for outcome in final],
         "curves": [outcome.get("curve", []) for outcome in final],
@@ -204,7 +200,8 @@ TABLE = ResultTable(
         Column("validation loss", _loss),
         Column(
             "state bits per linear weight",
-            lambda rule: number(rule["state_bits_per_linear_weight"], 2),
+            # Only results up to commit c11d40e5 have it, and the bytes of gradients.
+            lambda rule: number(rule.get("state_bits_per_linear_weight"), 2),
         ),
         Column(
             "state bits per parameter", lambda rule: number(rule["state_bits_per_parameter"], 2)

@@ -28,7 +28,7 @@ _FAILURE: Final = 1
 #: What an outcome takes over from a run's audit.
 AUDITED: Final = ("parameters", "float_parameters", "state_bytes", "state_bits_per_parameter")
 #: The same from its report.
-_REPORTED: Final = ("unigram_entropy", "bigram_entropy", "linears", "tokens_per_second")
+_REPORTED: Final = ("unigram_entropy", "bigram_entropy", "tokens_per_second")
 
 Outcome = dict[str, Any]
 

@@ -168,7 +168,6 @@ def write_run(run: RunDirectory, phase: Mapping[str, Any], loss: float) -> None:
         "bigram_entropy": 2.0,
         "tokens_per_second": 1000.0,
         "audit": {**counted, "state_bits_per_parameter": 96.0},
-        "linears": {"weights": 5, "gradient_bytes": 20, "state_bits_per_weight": 96.0},
     }
     run.result_file.write_text(json.dumps(report))
 
@@ -213,7 +212,7 @@ def test_a_rule_is_tuned_and_then_trained_with_every_seed(
     assert rule["curves"][0] == [[8 * STEP_TOKENS, 0.001]]
     assert not list((tmp_path / "runs").glob("*/checkpoints"))
     assert quality.TABLE.rows(result) == [
-        ("one", "0.0060 ± 0.0071", "96.00", "96.00", "20", "10", "1,000", "1", "optimizer.lr 0.001")
+        ("one", "0.0060 ± 0.0071", "", "96.00", "", "10", "1,000", "1", "optimizer.lr 0.001")
     ]
     assert "standard deviation of 2 seeds, 16,384 tokens each" in quality.TABLE.markdown(result)
 

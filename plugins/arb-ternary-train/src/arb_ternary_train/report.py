@@ -13,7 +13,6 @@ from arb_ternary_train.audit import Audit, audit
 from arb_ternary_train.capabilities import baselines, held_out_predictions
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.evaluate import loss_unit_of, prediction_name
-from arb_ternary_train.linear_state import LinearState, linear_state
 from arb_ternary_train.progress import format_bytes
 from arb_ternary_train.protocols import CheckResult
 
@@ -35,7 +34,6 @@ class RunReport:
         tokens_per_second: training speed of this process, without evaluations and checkpoints; 0
             if it trained on nothing.
         audit: what the model stores.
-        linears: training state of the linear weights of its blocks alone.
         checks: outcome of each check, by name.
         phases: steps and final numbers of each phase.
         noun: name of one prediction.
@@ -49,7 +47,6 @@ class RunReport:
     baselines: Mapping[str, float]
     tokens_per_second: float
     audit: Audit
-    linears: LinearState
     checks: tuple[tuple[str, CheckResult], ...]
     phases: tuple[dict[str, Any], ...]
     validation_metrics: Mapping[str, float] = field(factory=dict)
@@ -119,7 +116,6 @@ class RunReport:
             "baselines": sorted(self.baselines),
             "tokens_per_second": self.tokens_per_second,
             "audit": self.audit.to_json(),
-            "linears": self.linears.to_json(),
             "checks": checks,
             "phases": list(self.phases),
         }
@@ -162,7 +158,6 @@ def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResul
         baselines=baselines_of(context.data, context.masking, context.shape_to_evaluate),
         tokens_per_second=book.train_tokens / book.train_seconds if book.train_seconds else 0.0,
         audit=audit(context.model, context.optimizer),
-        linears=linear_state(context.model, context.optimizer),
         checks=tuple(checks),
         phases=tuple(phases),
         validation_metrics={} if validation is None else validation.metrics,
