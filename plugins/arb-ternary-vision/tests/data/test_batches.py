@@ -76,7 +76,7 @@ def test_resumed_batches_continue(workers):
             assert torch.equal(batch.sample_ids, expected.sample_ids)
             assert torch.equal(batch.extras["labels"], expected.extras["labels"])
     with (
-        samples(11).batches(request(3)) as other,
+        closing(samples(11).batches(request(3))) as other,
         pytest.raises(DataError, match="samples was 10 and is 11"),
     ):
         other.load_state_dict(state)
