@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ComponentError, DataError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -94,34 +91,6 @@ def test_stage_is_an_export_that_can_be_imported(
     teacher = read_teacher(str(tmp_path / "stage" / "model.safetensors"), "float32")
     with torch.no_grad():
         assert torch.equal(teacher.model(TOKENS), stage.decoder()(TOKENS))
-
-
-def test_stage_of_version_0_1_is_read(
-    tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
-) -> None:
-    new = write_stage(tmp_path / "new", model)
-    old = tmp_path / "old"
-    old.mkdir()
-    ends = {name: v for name, v in neutral_tensors(model).items() if not name.startswith("blocks.")}
-    save_file(ends, old / "ends.safetensors")
-    for number, block in enumerate(model.blocks):
-        save_file(neutral_tensors(block), old / f"block-{number:05d}.safetensors")
-    content = {
-        "format": "arb-ternary-float-model",
-        "version": 1,
-        "decoder": to_plain(model.config),
-        "vocabulary_size": 256,
-        "tokenizer": {"kind": "bytes"},
-        "dtype": "float32",
-        "digest": "ab",
-    }
-    (old / "model.json").write_text(json.dumps(content))
-    context: Any = SimpleNamespace(directory=tmp_path)
-    found = find_stage(context, old, ("teacher",))
-    assert (found.digest, found.tokenizer, found.dtype) == ("ab", new.tokenizer, "float32")
-    with torch.no_grad():
-        assert torch.equal(found.decoder()(TOKENS), model(TOKENS))
-    assert found.block_weights(1).keys() == new.block_weights(1).keys()
 
 
 def test_wrong_tensors_are_refused(tmp_path: Path, model: Decoder) -> None:

@@ -32,7 +32,6 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.rms_norm import rms_norm
 from arb_ternary_train.safetensors_file import SafetensorsFile
 from arb_ternary_upcycle.stage_options import FloatDtype
-from arb_ternary_upcycle.store import read_json
 
 DTYPES: Final[Mapping[FloatDtype, torch.dtype]] = {
     "float32": torch.float32,
@@ -43,13 +42,11 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 #: The file of a float model.
 MODEL_FILE: Final = "model.safetensors"
-#: Version 0.1 described a model here, and gave each block a file of its own.
-_OLD_FILE: Final = "model.json"
 
 
 def is_float_model(path: Path) -> bool:
     """Return whether the folder ``path`` has a complete float model."""
-    return (path / MODEL_FILE).is_file() or (path / _OLD_FILE).is_file()
+    return (path / MODEL_FILE).is_file()
 
 
 def float_config(config: DecoderConfig) -> DecoderConfig:
@@ -112,30 +109,22 @@ class FloatModel:
             DataError: there is none, it is not complete, or it is damaged.
         """
         self.path = path
-        files = [SafetensorsFile(file) for file in sorted(path.glob("*.safetensors"))]
-        if (path / _OLD_FILE).is_file():
-            content = read_json(path / _OLD_FILE)
-            options = content["decoder"]
-            self.digest: str = content["digest"]
-        elif is_float_model(path):
-            _, content = read_export(path / MODEL_FILE)
-            options = {key: value for key, value in content["model"].items() if key != "name"}
-            self.digest = hashlib.sha256(files[0].metadata["arb_ternary"].encode()).hexdigest()
-        else:
+        if not is_float_model(path):
             raise DataError(f"{path}: no complete float model: it has no {MODEL_FILE}")
+        self._file, content = read_export(path / MODEL_FILE)
+        self.digest = hashlib.sha256(self._file.metadata["arb_ternary"].encode()).hexdigest()
+        options = {key: value for key, value in content["model"].items() if key != "name"}
         self.config = DecoderConfig(**options)
         self.vocabulary_size: int = content["vocabulary_size"]
         self.tokenizer: Mapping[str, Any] | None = content.get("tokenizer")
-        self._stored = {
-            _prefix(file) + _neutral(key): (file, key) for file in files for key in file
-        }
+        self._keys = {_neutral(key): key for key in self._file}
         self._ends: dict[str, Tensor] | None = None
 
     @property
     def dtype(self) -> FloatDtype:
-        """Number format of the files."""
-        file, key = self._stored["embedding"]
-        return "bfloat16" if file.outline(key).dtype is torch.bfloat16 else "float32"
+        """Number format of the file."""
+        outline = self._file.outline(self._keys["embedding"])
+        return "bfloat16" if outline.dtype is torch.bfloat16 else "float32"
 
     # --- weights
 
@@ -157,8 +146,8 @@ class FloatModel:
 
     def _read(self, prefix: str) -> dict[str, Tensor]:
         return {
-            name.removeprefix(prefix): _wide(file[key])
-            for name, (file, key) in self._stored.items()
+            name.removeprefix(prefix): _wide(self._file[key])
+            for name, key in self._keys.items()
             if name.startswith(prefix)
         }
 
@@ -216,8 +205,8 @@ class FloatModel:
     def _end_tensors(self) -> dict[str, Tensor]:
         if self._ends is None:
             self._ends = {
-                name: file[key]
-                for name, (file, key) in self._stored.items()
+                name: self._file[key]
+                for name, key in self._keys.items()
                 if not name.startswith("blocks.")
             }
         return self._ends
@@ -298,12 +287,6 @@ def write_float_model(
         file.unlink()
         raise ComponentError(f"{file}: not written: {', '.join(absent[:3])}")
     return FloatModel(path)
-
-
-def _prefix(file: SafetensorsFile) -> str:
-    """Return what stands before the names of a file; see ``_OLD_FILE``."""
-    number = file.path.stem.removeprefix("block-")
-    return f"blocks.{int(number)}." if number.isdigit() else ""
 
 
 def _filled(module: _Module, tensors: Mapping[str, Tensor]) -> _Module:
