@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arb_ternary.protocols.data import Batch, MaskedBatch
-from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.schedules import RATE_FACTOR, scheduled_groups
 from arb_ternary_upcycle.block_probe import BlockProbe
 from arb_ternary_upcycle.judged_loop import JudgedLoop
-from arb_ternary_upcycle.streams import Streams, block_output
+from arb_ternary_upcycle.streams import Streams
 from arb_ternary_upcycle.training_options import BlockwiseConfig
 from arb_ternary_upcycle.trend import Autotune
 
@@ -49,7 +48,6 @@ class BlockLoop(JudgedLoop):
         options: BlockwiseConfig,
         key: str,
         *,
-        student: Decoder,
         block: int,
         part: nn.Module,
         streams: Streams,
@@ -59,10 +57,8 @@ class BlockLoop(JudgedLoop):
         judged = probe is not None
         super().__init__(context, options, key, part=part, judged=judged, title=title)
         self._probe = probe
-        self._student = student
         self._block = block
         self._streams = streams
-        self._target = options.distill_target
         self._floor = options.blockwise_autotune_min_lr
         self._lowers = options.blockwise_autotune_mode == "active"
         self.autotune: Autotune | None = None
@@ -77,7 +73,7 @@ class BlockLoop(JudgedLoop):
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
         """Return the stream after the block, or the update of its attention, ``[B, S, D]``."""
         x_BSD = self._streams.inputs(self._block, masked.inputs, batch.sample_ids)
-        return block_output(self._student, self._block, self._target, x_BSD)
+        return self._streams.output(self._block, x_BSD)
 
     def held_out_distance(self) -> float:
         """Return the mean absolute difference from the teacher on held-out samples."""

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from attrs import asdict, evolve
 from torch import nn
 
+from arb_ternary.config.options import LARGEST_INT64
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.activation_cache import ActivationCache
@@ -131,8 +133,9 @@ class BlockwisePhase:
         batches = held_out_batches(
             context, tokens=config.probe_tokens, block_size=config.block_size
         )
-        samples = [batch.inputs for batch in batches]
-        return BlockProbe(student, teacher, config.distill_target, samples)
+        cache = ActivationCache(LARGEST_INT64)
+        streams = Streams(student, teacher, config.distill_target, cache)
+        return BlockProbe(streams, torch.cat([batch.inputs for batch in batches]))
 
     def _train_block(
         self,
@@ -161,7 +164,6 @@ class BlockwisePhase:
                 context,
                 options,
                 key,
-                student=student,
                 block=number,
                 part=part,
                 streams=streams,
@@ -268,8 +270,3 @@ class BlockwisePhase:
         self._block += 1
         self._loop = None
         context.mark_progress()
-
-
-def build(config: BlockwiseConfig) -> BlockwisePhase:
-    """Build the phase ``blockwise``."""
-    return BlockwisePhase(config)

@@ -63,8 +63,3 @@ class ExportPhase:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
         self._bytes = state["bytes"]
-
-
-def build(config: ExportConfig) -> ExportPhase:
-    """Build the phase ``export``."""
-    return ExportPhase(config)

@@ -55,8 +55,3 @@ class FoldRotatePhase(StagePhase):
             ),
             ends=lambda: basis.ends(teacher.ends()),
         )
-
-
-def build(config: FoldRotateConfig) -> FoldRotatePhase:
-    """Build the phase ``fold_rotate``."""
-    return FoldRotatePhase(config)

@@ -209,8 +209,3 @@ def held_out_loss(
         seed=context.seed,
         device=context.device,
     ).loss
-
-
-def build(config: GlobalConfig) -> GlobalPhase:
-    """Build the phase ``global``."""
-    return GlobalPhase(config)

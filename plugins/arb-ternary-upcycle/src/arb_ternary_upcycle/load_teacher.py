@@ -157,8 +157,3 @@ def _difference(ours: Tokenizer, theirs: Tokenizer, data: Any) -> str | None:
         f"{start!r} begins with {mine[place : place + 3]}, with the teacher's "
         f"{its[place : place + 3]}"
     )
-
-
-def build(config: LoadTeacherConfig) -> LoadTeacherPhase:
-    """Build the phase ``load_teacher``."""
-    return LoadTeacherPhase(config)

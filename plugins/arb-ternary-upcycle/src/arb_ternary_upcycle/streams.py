@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.activation_cache import (
     ActivationCache,
@@ -75,35 +76,32 @@ class Streams:
     @torch.no_grad()
     def inputs(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
         """Return the student's residual stream before ``block``, ``[B, S, D]``."""
-        student = self._student
-
-        def run(number: int, x_BSD: Tensor) -> Tensor:
-            return student.run_blocks(x_BSD, number, number + 1)
-
-        return self._stream("student", block, inputs_BS, samples_B, student.embed, run)
+        return self._stream("student", block, inputs_BS, samples_B)
 
     @torch.no_grad()
     def targets(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
         """Return the teacher's output that ``block`` learns to give, float32 ``[B, S, D]``."""
         if self._target == "attention":
             return self._updates(block, inputs_BS, samples_B)
-        return self._teacher_stream(block + 1, inputs_BS, samples_B)
+        return self._stream("teacher", block + 1, inputs_BS, samples_B)
 
-    def _teacher_stream(self, level: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
-        teacher = self._teacher
-        return self._stream(
-            "teacher", level, inputs_BS, samples_B, teacher.embed, teacher.run_block
-        )
+    def output(self, block: int, x_BSD: Tensor) -> Tensor:
+        """Return what ``block`` of the student makes of its inputs, to be compared with targets."""
+        if self._target == "residual":
+            return self._student.run_blocks(x_BSD, block, block + 1)
+        with recorded_updates(attention_of(self._student, block)) as updates:
+            self._student.run_blocks(x_BSD, block, block + 1)
+        return updates[0]
 
     def _updates(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
         """Return the updates of the teacher's attention; keep the streams for the next block."""
 
         def compute(missing: list[int]) -> Iterator[Tensor]:
-            x_MSD = self._teacher_stream(block, inputs_BS[missing], samples_B[missing])
-            attention = self._teacher.block(block).attention
+            x_MSD = self._stream("teacher", block, inputs_BS[missing], samples_B[missing])
+            attention = attention_of(self._teacher, block)
             for row, x_SD in zip(missing, x_MSD, strict=True):
                 with recorded_updates(attention) as updates:
-                    y_1SD = self._teacher.run_block(block, x_SD[None])
+                    y_1SD = self._teacher.run_blocks(x_SD[None], block, block + 1)
                 if self._cache is not None:
                     key = sample_key(int(samples_B[row]), inputs_BS[row])
                     self._cache.put(self._version("teacher", block + 1), key, y_1SD[0])
@@ -117,15 +115,14 @@ class Streams:
         level: int,
         inputs_BS: Tensor,
         samples_B: Tensor,
-        embed: Callable[[Tensor], Tensor],
-        run: Callable[[int, Tensor], Tensor],
     ) -> Tensor:
         """Return the residual stream after ``level`` blocks.
 
         It continues from what is cached of that level, or of the level before.
         """
+        model = self._student if kind == "student" else self._teacher
         if level == 0:
-            return torch.cat([embed(inputs_BS[row : row + 1]) for row in range(len(inputs_BS))])
+            return torch.cat([model.embed(row_S[None]) for row_S in inputs_BS])
 
         def compute(missing: list[int]) -> list[Tensor]:
             streams: dict[int, Tensor] = {}
@@ -133,7 +130,7 @@ class Streams:
             for row in missing:
                 x_SD = self._cached(kind, level - 1, inputs_BS[row], int(samples_B[row]))
                 if x_SD is None:
-                    streams[row] = embed(inputs_BS[row : row + 1])
+                    streams[row] = model.embed(inputs_BS[row : row + 1])
                     starts[row] = 0
                 else:
                     streams[row] = x_SD[None]
@@ -143,7 +140,7 @@ class Streams:
             for number in range(min(starts.values()), level):
                 for row in missing:
                     if starts[row] <= number:
-                        streams[row] = run(number, streams[row])
+                        streams[row] = model.run_blocks(streams[row], number, number + 1)
             return [streams[row][0] for row in missing]
 
         return self._fetch(kind, level, inputs_BS, samples_B, compute)
@@ -194,15 +191,20 @@ class Streams:
         return versions[level]
 
 
-def block_output(
-    student: Decoder, block: int, target: Literal["residual", "attention"], x_BSD: Tensor
-) -> Tensor:
-    """Return the stream after ``block`` of the student, or the update of its attention."""
-    if target == "residual":
-        return student.run_blocks(x_BSD, block, block + 1)
-    with recorded_updates(student.blocks[block].get_submodule("attention")) as updates:
-        student.run_blocks(x_BSD, block, block + 1)
-    return updates[0]
+def attention_of(model: Decoder | Teacher, number: int) -> nn.Module:
+    """Return the attention of a block.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    block = model.block(number) if isinstance(model, Teacher) else model.blocks[number]
+    found = getattr(block, "attention", None)
+    if not isinstance(found, nn.Module):  # decoders of other plugins have other blocks
+        raise ConfigError(
+            f"block {number} of the model: it has no attention",
+            "Only plain blocks of a decoder can be compared.",
+        )
+    return found
 
 
 @contextmanager

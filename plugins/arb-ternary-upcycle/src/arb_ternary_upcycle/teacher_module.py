@@ -71,18 +71,17 @@ class Teacher(nn.Module):
         """Return the residual stream before the first block."""
         return self.model.embed(tokens_BS)
 
-    def run_block(self, number: int, x_BSD: Tensor) -> Tensor:
-        """Return the residual stream after a block."""
+    def run_blocks(self, x_BSD: Tensor, first: int, last: int) -> Tensor:
+        """Return the residual stream after the blocks from ``first`` to ``last`` (exclusive)."""
         dtype = self._dtype if self._narrow else None
         with torch.autocast(self._device.type, dtype, enabled=self._narrow):
-            return self.model.through(self.block(number), x_BSD)
+            for number in range(first, last):
+                x_BSD = self.model.through(self.block(number), x_BSD)
+        return x_BSD
 
     def hidden(self, tokens_BS: Tensor) -> Tensor:
         """Return the residual stream after the last block, float32 ``[B, S, D]``."""
-        x_BSD = self.embed(tokens_BS)
-        for number in range(self.model.config.layers):
-            x_BSD = self.run_block(number, x_BSD)
-        return x_BSD
+        return self.run_blocks(self.embed(tokens_BS), 0, self.model.config.layers)
 
     @torch.no_grad()
     def logits(self, x_BSD: Tensor) -> Tensor:

@@ -158,14 +158,14 @@ def test_cached_run_equals_uncached_run(
     monkeypatch: pytest.MonkeyPatch,
     target: str,
 ) -> None:
-    run_block = Teacher.run_block
+    run_blocks = Teacher.run_blocks
     ran = [0]
 
-    def counted(self: Teacher, number: int, x_BSD: Tensor) -> Tensor:
-        ran[0] += 1
-        return run_block(self, number, x_BSD)
+    def counted(self: Teacher, x_BSD: Tensor, first: int, last: int) -> Tensor:
+        ran[0] += last - first
+        return run_blocks(self, x_BSD, first, last)
 
-    monkeypatch.setattr(Teacher, "run_block", counted)
+    monkeypatch.setattr(Teacher, "run_blocks", counted)
     # 12 samples are drawn for either block, and kept at four places: memory for some of them, or
     # for none.
     steps = 6

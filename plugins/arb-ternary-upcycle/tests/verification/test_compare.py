@@ -13,6 +13,7 @@ from attrs import evolve
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_upcycle.streams import attention_of
 from arb_ternary_upcycle.verification import pair as pairs
 from arb_ternary_upcycle.verification.compare import CompareCheck, Difference
 from arb_ternary_upcycle.verification.config import CompareConfig, Limits
@@ -168,7 +169,7 @@ def test_incomparable_models_are_refused(run: Run, small: DecoderConfig) -> None
     other = Decoder(small, 256)
     other.blocks[1] = torch.nn.Identity()
     with pytest.raises(ConfigError, match="block 1 of the model: it has no attention"):
-        pairs.student_side(other).attention(1)
+        attention_of(other, 1)
 
 
 def test_config_without_a_limit_is_refused() -> None:

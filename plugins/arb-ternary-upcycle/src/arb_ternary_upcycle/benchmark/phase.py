@@ -143,8 +143,3 @@ def _machine(context: TrainingContext) -> dict[str, Any]:
         "backend": context.backend.name,
         "torch": torch.__version__,
     }
-
-
-def build(config: BenchmarkConfig) -> BenchmarkPhase:
-    """Build the phase ``benchmark``."""
-    return BenchmarkPhase(config)

@@ -213,8 +213,3 @@ def _stage(model: FloatModel) -> dict[str, str]:
 
 def _digest(tokens: Tensor) -> str:
     return hashlib.sha256(tokens.contiguous().numpy().data).hexdigest()
-
-
-def build(config: ProjectionConfig) -> ProjectionPhase:
-    """Build the phase ``projection``."""
-    return ProjectionPhase(config)

@@ -197,8 +197,3 @@ def _completed(tensors: Mapping[str, Tensor], target: DecoderConfig) -> dict[str
         elif name not in made:
             made[name] = torch.zeros(outline.shape)
     return made
-
-
-def build(config: SurgeryConfig) -> SurgeryPhase:
-    """Build the phase ``surgery``."""
-    return SurgeryPhase(config)

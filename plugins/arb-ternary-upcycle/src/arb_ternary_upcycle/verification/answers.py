@@ -108,8 +108,3 @@ def _accuracy(results: Mapping[str, Any]) -> tuple[float, int]:
         right += samples * shares[0]
         questions += samples
     return right / questions, questions
-
-
-def build(config: EvalConfig) -> EvalCheck:
-    """Build the check ``eval``."""
-    return EvalCheck(config)

@@ -66,7 +66,7 @@ class CompareCheck:
         if config.attention is not None:
             _require_same_layers(pair)
         batches = held_out_batches(context, config.batches, config.batch_size, config.block_size)
-        layers = [Difference() for _ in range(min(side.layers for side in pair.sides))]
+        layers = [Difference() for _ in range(min(model.layers for model in pair.configs))]
         logits = Difference()
 
         def compare(layer: int, teacher: Tensor, student: Tensor) -> None:
@@ -98,7 +98,7 @@ class CompareCheck:
 
 def _require_same_layers(pair: Pair) -> None:
     """Refuse to compare attention layer by layer if the models have other layers."""
-    teacher, student = pair.sides
+    teacher, student = pair.configs
     if (student.layers, student.width) != (teacher.layers, teacher.width):
         raise ConfigError(
             f"attention: the student has {student.layers} layers of width {student.width}, the "
@@ -118,8 +118,3 @@ def _judged(
         *judge(f"{what} mean_l1", numbers["mean_l1"], limits.max_mean_l1),
         *judge(f"{what} max_l1", numbers["max_l1"], limits.max_max_l1),
     ]
-
-
-def build(config: CompareConfig) -> CompareCheck:
-    """Build the check ``compare``."""
-    return CompareCheck(config)

@@ -100,8 +100,3 @@ class FidelityCheck:
         ]
         details = {"batches": len(batches), "teacher": str(pair.teacher.path)}
         return conclude(context, "fidelity", config, judged, found.to_json(), details)
-
-
-def build(config: FidelityConfig) -> FidelityCheck:
-    """Build the check ``fidelity``."""
-    return FidelityCheck(config)

@@ -62,8 +62,3 @@ class KvCacheCheck:
         judged = judge("reduction ratio", ratio, config.min_reduction_ratio, at_most=False)
         details = {"teacher": str(pair.teacher.path)}
         return conclude(context, "kvcache", config, judged, metrics, details)
-
-
-def build(config: KvCacheConfig) -> KvCacheCheck:
-    """Build the check ``kvcache``."""
-    return KvCacheCheck(config)

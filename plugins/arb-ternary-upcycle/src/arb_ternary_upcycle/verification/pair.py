@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
-from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import MaskedBatch
@@ -21,7 +20,7 @@ from arb_ternary_train.seeding import preserved_global_rng
 from arb_ternary_upcycle.calibration import masked_batches
 from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.stages import find_stage
-from arb_ternary_upcycle.streams import recorded_updates
+from arb_ternary_upcycle.streams import attention_of, recorded_updates
 from arb_ternary_upcycle.teacher_module import Teacher
 
 if TYPE_CHECKING:
@@ -36,61 +35,6 @@ _LOGITS_AT_ONCE: Final = 1 << 24
 OnAttention = Callable[[int, Tensor, Tensor], None]
 
 
-@frozen(eq=False)
-class Side:
-    """One of the two models, block by block.
-
-    Attributes:
-        layers, width: its sizes.
-        embed: returns the residual stream before the first block.
-        run_block: returns the residual stream after a block.
-        attention: returns the attention of a block.
-        logits: applies final norm and head.
-    """
-
-    layers: int
-    width: int
-    embed: Callable[[Tensor], Tensor]
-    run_block: Callable[[int, Tensor], Tensor]
-    attention: Callable[[int], nn.Module]
-    logits: Callable[[Tensor], Tensor]
-
-
-def teacher_side(model: FloatModel, device: torch.device) -> Side:
-    """Run a float model on disk; the block in use stays in memory until the next is needed."""
-    blocks = Teacher(model, 0, device)
-    return Side(
-        layers=model.config.layers,
-        width=model.config.width,
-        embed=model.embed,
-        run_block=blocks.run_block,
-        attention=lambda number: blocks.block(number).attention,
-        logits=model.logits,
-    )
-
-
-def student_side(model: Decoder) -> Side:
-    """Run the run's model."""
-
-    def attention(number: int) -> nn.Module:
-        found = getattr(model.blocks[number], "attention", None)
-        if not isinstance(found, nn.Module):  # decoders of other plugins have other blocks
-            raise ConfigError(
-                f"block {number} of the model: it has no attention",
-                "Only plain blocks of a decoder can be compared.",
-            )
-        return found
-
-    return Side(
-        layers=len(model.blocks),
-        width=model.config.width,
-        embed=model.embed,
-        run_block=lambda number, x_BSD: model.run_blocks(x_BSD, number, number + 1),
-        attention=attention,
-        logits=model.logits,
-    )
-
-
 class Pair:
     """A teacher and its student.
 
@@ -98,14 +42,15 @@ class Pair:
         teacher: the float model on disk.
         student: the run's model.
         device: where both compute.
-        sides: both, the teacher first.
+        models: both, the teacher first, of which one block is in memory at a time.
     """
 
     def __init__(self, teacher: FloatModel, student: Decoder, device: torch.device) -> None:
         self.teacher = teacher
         self.student = student
         self.device = device
-        self.sides = (teacher_side(teacher, device), student_side(student))
+        self.models: tuple[Teacher | Decoder, ...] = (Teacher(teacher, 0, device), student)
+        self.configs = (teacher.config, student.config)
 
     def streams(
         self, tokens: Sequence[Tensor], on_attention: OnAttention | None = None
@@ -132,7 +77,7 @@ class Pair:
         used = 0
         for number, batch in enumerate(tokens):
             group.append(number)
-            used += 4 * batch.numel() * sum(side.width for side in self.sides)
+            used += 4 * batch.numel() * sum(config.width for config in self.configs)
             if used >= _STREAM_BYTES:
                 yield group
                 group = []
@@ -144,16 +89,17 @@ class Pair:
     def _run(
         self, tokens: Sequence[Tensor], on_attention: OnAttention | None
     ) -> list[list[Tensor]]:
-        streams = [[side.embed(batch) for batch in tokens] for side in self.sides]
-        for layer in range(max(side.layers for side in self.sides)):
+        streams = [[model.embed(batch) for batch in tokens] for model in self.models]
+        layers = [config.layers for config in self.configs]
+        for layer in range(max(layers)):
             for index in range(len(tokens)):
                 updates = []
-                for side, stream in zip(self.sides, streams, strict=True):
-                    if layer < side.layers:
-                        with recorded_updates(side.attention(layer)) as recorded:
-                            stream[index] = side.run_block(layer, stream[index])
+                for model, depth, stream in zip(self.models, layers, streams, strict=True):
+                    if layer < depth:
+                        with recorded_updates(attention_of(model, layer)) as recorded:
+                            stream[index] = model.run_blocks(stream[index], layer, layer + 1)
                         updates += recorded
-                if on_attention is not None and len(updates) == len(self.sides):
+                if on_attention is not None and len(updates) == len(self.models):
                     on_attention(layer, updates[0], updates[1])
         return streams
 
@@ -174,8 +120,8 @@ class Pair:
             with torch.no_grad(), evaluation_mode(self.student):
                 # As one sequence: norm and head treat each position alone.
                 teacher, student = (
-                    side.logits(x[None, place])[0].float()
-                    for side, x in zip(self.sides, flat, strict=True)
+                    model.logits(x[None, place])[0].float()
+                    for model, x in zip(self.models, flat, strict=True)
                 )
             yield place, teacher, student
 

@@ -63,8 +63,3 @@ class VerifyPhase:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the checks that were made."""
         self._results = [CheckResult(**result) for result in state["results"]]
-
-
-def build(config: VerifyConfig) -> VerifyPhase:
-    """Build the phase ``verify``."""
-    return VerifyPhase(config)
