@@ -7,7 +7,7 @@ import torch
 
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
-from arb_ternary_progressive.objectives import IGNORED, ObjectiveBatch, ObjectiveMasking
+from arb_ternary_progressive.objectives import IGNORED, ObjectiveMasking, clm_mask
 from arb_ternary_train.evaluate import masked_loss
 
 TOKENS = torch.tensor([[4, 5, 6, 7], [8, 9, 1, 2]])
@@ -22,24 +22,25 @@ class Chosen:
         return MaskedBatch(tokens, tokens, MASKS)
 
 
-def ask(objective: str, **extras: torch.Tensor) -> ObjectiveBatch:
+def ask(objective: str, **extras: torch.Tensor) -> MaskedBatch:
     batch = Batch(torch.cat((TOKENS, TOKENS[:, -1:]), dim=1), torch.arange(2), extras)
-    return ObjectiveMasking(Chosen(), objective).prepare(
+    made, masks = ObjectiveMasking(Chosen(), objective).prepare(
         batch, torch.Generator(), MaskContext(0, 0, 10)
     )
+    assert torch.equal(masks, MASKS)
+    return made
 
 
 def test_mlm_targets_are_the_hidden_tokens() -> None:
     asked = ask("mlm")
     assert torch.equal(asked.targets, TOKENS)
     assert torch.equal(asked.loss_mask, MASKS)
-    assert asked.clm_mask is None
 
 
 def test_clm_targets_are_the_next_tokens() -> None:
     asked = ask("clm")
     assert asked.targets.tolist() == [[5, 6, 7, 7], [9, 1, 2, 2]]
-    assert asked.clm_mask.tolist() == [[True, True, True, False]] * 2
+    assert clm_mask(MASKS).tolist() == [[True, True, True, False]] * 2
     assert asked.loss_mask.tolist() == [[True, False, True, False], [False, True, False, False]]
 
 

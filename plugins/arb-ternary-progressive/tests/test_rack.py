@@ -276,8 +276,6 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(UsageProblem, match="the rack has 2"):
         rack(tokens(), hidden=rack.trunk(tokens(), 1), from_stack=3)
     for call, message in (
-        (lambda: rack.insert_stack(3, 1), "position: must be from 0 to 2"),
-        (lambda: rack.stack(5), r"stack 5: the rack has the stacks \[0, 1\]"),
         (lambda: DecoderRack(FLOAT, 20).newest, "no stack yet"),
         (lambda: DecoderRack(FLOAT, 20, mask_token=20), "mask_token_id: must be from 0 to 19"),
     ):

@@ -117,11 +117,6 @@ def test_an_unusable_custom_mapping_is_an_error(custom: object, message: str) ->
     assert caught.value.what.startswith(message)
 
 
-def test_an_unknown_mapping_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'exponential'"):
-        time_step_for_stack(0, final_depth=3, num_time_steps=8, mapping="exponentail")
-
-
 @pytest.mark.parametrize("stack", [-1, 3])
 def test_a_stack_outside_the_rack_is_an_error(stack: int) -> None:
     with pytest.raises(UsageProblem, match=f"a rack of 3 stacks has no stack {stack}"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from arb_ternary.errors import ConfigError, UsageProblem
+from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive.time import time_of_step
@@ -104,10 +104,3 @@ def test_a_time_outside_its_range_is_an_error(time: object) -> None:
 def test_times_by_position_are_an_error() -> None:
     with pytest.raises(UsageProblem, match="one per sample"):
         TimeEmbedding(32, "sinusoidal", 32)(torch.zeros(2, 3))
-
-
-def test_an_odd_sinusoid_and_an_unknown_kind_are_errors() -> None:
-    with pytest.raises(ConfigError, match="time_embedding_dim: must be even"):
-        TimeEmbedding(7, "sinusoidal", 32)
-    with pytest.raises(ConfigError, match="did you mean 'sinusoidal'"):
-        TimeEmbedding(8, "sinusoidel", 32)

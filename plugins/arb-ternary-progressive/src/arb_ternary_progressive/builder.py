@@ -105,13 +105,8 @@ class ProgressiveRackBuilder:
             builder._rack = model
             return builder
         precision = native_precision(model.config.float_parts)
-        rack = as_rack(
-            model,
-            precision=precision,
-            time_embedding=builder._time_embedding(model),
-            mask_token=mask_token,
-            seed=seed,
-        )
+        rack = as_rack(model, precision=precision, mask_token=mask_token, seed=seed)
+        builder._embed_time(rack)
         adapter = stack_adapter(growth, 0, precision)
         if adapter is not None:
             rack.add_adapters(rack.newest, STACK, adapter)
@@ -212,22 +207,23 @@ class ProgressiveRackBuilder:
                 mask_token=config.training.progressive.mask_token_id,
                 seed=self.seed,
             )
-            rack.set_time_embedding(self._time_embedding(rack))
+            self._embed_time(rack)
             self._rack = rack
         return self._rack
 
-    def _time_embedding(self, model: Transformer) -> TimeEmbedding | None:
+    def _embed_time(self, rack: Rack) -> None:
         growth = self.growth
         if growth.time_interpretation != "input":
-            return None
+            return
         with seeded_birth(self.seed, "time embedding"):
-            return TimeEmbedding(
+            made = TimeEmbedding(
                 growth.time_embedding_dim,
                 growth.time_encoding_type,
-                model.config.width,
+                rack.config.width,
                 num_time_steps=growth.num_time_steps,
-                config=model.config,
+                config=rack.config,
             )
+        rack.set_time_embedding(made)
 
     def _insert(
         self,

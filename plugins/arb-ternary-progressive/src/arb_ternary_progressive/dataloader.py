@@ -15,7 +15,7 @@ from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import MaskingStrategy
 from arb_ternary_progressive.loader_source import check_not_empty
 from arb_ternary_progressive.masking import TimeStepMasking, growth_context
-from arb_ternary_progressive.objectives import ObjectiveMasking
+from arb_ternary_progressive.objectives import ObjectiveMasking, clm_mask
 from arb_ternary_progressive.samples import as_batch
 from arb_ternary_progressive.stackwise import StackWiseConfig
 from arb_ternary_progressive.trunk import frozen_version
@@ -132,7 +132,7 @@ class ProgressiveDataLoader:
         generator = derived_generator(
             self._context.seed, "progressive", self.stack_idx, self._epoch, number
         )
-        made = self._masking.prepare(given, generator, self._context)
+        made, masks_BS = self._masking.prepare(given, generator, self._context)
         time_B = torch.zeros(len(ids_B)) if made.times is None else made.times
         # Times are middles of steps, so rounding errors do not matter.
         steps_B = (time_B * self.config.training.progressive.num_time_steps).floor()
@@ -140,7 +140,7 @@ class ProgressiveDataLoader:
             **given.extras,
             "input_ids": made.inputs,
             "targets": made.targets,
-            "masks": made.masks,
+            "masks": masks_BS,
             "loss_mask": made.loss_mask,
             "time_step": steps_B.to(torch.int64),
             "time": time_B,
@@ -149,8 +149,8 @@ class ProgressiveDataLoader:
             "sample_ids": ids_B,
             "trunk_activations": self._hidden(made.inputs, ids_B, time_B),
         }
-        if made.clm_mask is not None:
-            batch["clm_mask"] = made.clm_mask
+        if self.training_objective == "clm":
+            batch["clm_mask"] = clm_mask(masks_BS)
             batch["combined_masks"] = made.loss_mask
         return batch
 

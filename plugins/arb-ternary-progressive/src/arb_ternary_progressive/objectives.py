@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError, DataError
@@ -18,28 +17,6 @@ from arb_ternary_progressive.stackwise import Objective
 
 #: A target that does not count, by the convention of torch's cross entropy.
 IGNORED: Final = -100
-
-
-@frozen(eq=False)
-class ObjectiveBatch:
-    """A batch with the targets of an objective.
-
-    Attributes:
-        inputs: int64 ``[B, S]``; only ``mlm`` hides tokens.
-        masks: bool ``[B, S]``: the positions that the strategy chose.
-        targets: int64 ``[B, S]``.
-        loss_mask: bool ``[B, S]``: positions that count.
-        times: float32 ``[B]``; None if the strategy has no times.
-        clm_mask: bool ``[B, S]``, for ``clm``: every position but the last, whose next token is not
-            in the batch.
-    """
-
-    inputs: Tensor
-    masks: Tensor
-    targets: Tensor
-    loss_mask: Tensor
-    times: Tensor | None = None
-    clm_mask: Tensor | None = None
 
 
 class ObjectiveMasking:
@@ -61,13 +38,14 @@ class ObjectiveMasking:
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """See ``MaskingStrategy``, and :meth:`prepare`."""
-        made = self.prepare(batch, generator, context)
-        return MaskedBatch(made.inputs, made.targets, made.loss_mask, made.times)
+        return self.prepare(batch, generator, context)[0]
 
     def prepare(
         self, batch: Batch, generator: torch.Generator, context: MaskContext
-    ) -> ObjectiveBatch:
-        """Return ``batch`` with the targets of the objective.
+    ) -> tuple[MaskedBatch, Tensor]:
+        """Return ``batch`` with the targets of the objective, and the positions that were chosen.
+
+        Only ``mlm`` hides tokens in the inputs.
 
         Raises:
             DataError: ``custom`` without targets, or targets with an objective that makes its own.
@@ -89,7 +67,7 @@ class ObjectiveMasking:
                 )
             valid_BS = given_BS != IGNORED
             targets_BS = given_BS.masked_fill(~valid_BS, 0)
-            return ObjectiveBatch(inputs_BS, masks_BS, targets_BS, counted_BS & valid_BS, times_B)
+            return MaskedBatch(inputs_BS, targets_BS, counted_BS & valid_BS, times_B), masks_BS
 
         if given_BS is not None:
             raise DataError(
@@ -97,13 +75,10 @@ class ObjectiveMasking:
                 "Set training_objective: custom, or leave targets out.",
             )
         if self.objective == "mlm":
-            return ObjectiveBatch(inputs_BS, masks_BS, tokens_BS.clone(), counted_BS, times_B)
+            return MaskedBatch(inputs_BS, tokens_BS.clone(), counted_BS, times_B), masks_BS
         next_BS = torch.cat((tokens_BS[:, 1:], tokens_BS[:, -1:]), dim=1)
-        clm_mask_BS = torch.ones_like(masks_BS)
-        clm_mask_BS[:, -1] = False
-        return ObjectiveBatch(
-            inputs_BS, masks_BS, next_BS, counted_BS & clm_mask_BS, times_B, clm_mask_BS
-        )
+        counted_BS = counted_BS & clm_mask(masks_BS)
+        return MaskedBatch(inputs_BS, next_BS, counted_BS, times_B), masks_BS
 
     def _chosen(
         self, batch: Batch, generator: torch.Generator, context: MaskContext
@@ -127,3 +102,10 @@ class ObjectiveMasking:
                 "Use mlm, progressive or time_step masking, or the objective clm.",
             )
         return masked.inputs, masked.loss_mask, masked.times
+
+
+def clm_mask(masks_BS: Tensor) -> Tensor:
+    """Return every position but the last, whose next token is not in the batch: bool ``[B, S]``."""
+    mask_BS = torch.ones_like(masks_BS)
+    mask_BS[:, -1] = False
+    return mask_BS

@@ -75,9 +75,7 @@ class Rack(Transformer):
 
     blocks: Stacks
 
-    def _become_a_rack(
-        self, time_embedding: nn.Module | None, mask_token: int | None, seed: int
-    ) -> None:
+    def _become_a_rack(self, mask_token: int | None, seed: int) -> None:
         self.mask_token = self.vocabulary_size - 1 if mask_token is None else mask_token
         self.seed = seed
         if not 0 <= self.mask_token < self.vocabulary_size:
@@ -87,12 +85,11 @@ class Rack(Transformer):
                 "Use an id of the vocabulary that does not occur in the data.",
             )
         self.time_embedding: nn.Module | None = None
-        self.set_time_embedding(time_embedding)
 
-    def set_time_embedding(self, time_embedding: nn.Module | None) -> None:
-        """Make time an input, through ``(time) -> [B or 1, 1, D]``; None = no time."""
+    def set_time_embedding(self, time_embedding: nn.Module) -> None:
+        """Make time an input: add ``(time) -> [B or 1, 1, D]`` to that of the first stack."""
         before = self._ternary()
-        self.time_embedding = None if time_embedding is None else time_embedding.to(self._device())
+        self.time_embedding = time_embedding.to(self._device())
         self._seed_new_votes(before)
 
     @property
@@ -131,23 +128,11 @@ class Rack(Transformer):
         return self.stack(max(self.blocks.order))
 
     def stack(self, stack_id: int) -> Stack:
-        """Return the stack with this id.
-
-        Raises:
-            UsageProblem: there is none.
-        """
+        """Return the stack with this id; ValueError if there is none."""
         return self.ordered_stacks[self.position(stack_id)]
 
     def position(self, stack_id: int) -> int:
-        """Return the place of the stack with this id; 0 runs first.
-
-        Raises:
-            UsageProblem: there is none.
-        """
-        if stack_id not in self.blocks.order:
-            raise UsageProblem(
-                f"stack {stack_id}: the rack has the stacks {sorted(self.blocks.order)}"
-            )
+        """Return the place of the stack with this id, 0 runs first; ValueError if there is none."""
         return self.blocks.order.index(stack_id)
 
     @property
@@ -176,12 +161,8 @@ class Rack(Transformer):
             zero_residual: the stack starts as the identity.
 
         Raises:
-            UsageProblem: there is no such position or precision, or no block.
+            UsageProblem: there is no such precision, or no block.
         """
-        if not 0 <= position <= len(self.blocks.order):
-            raise UsageProblem(
-                f"position: must be from 0 to {len(self.blocks.order)}, not {position}"
-            )
         stack = self._born(self.next_id, n_blocks, precision, base, zero_residual)
         self._insert(position, stack)
         return stack
@@ -364,8 +345,6 @@ class DecoderRack(Rack, Decoder):
     Args:
         config: the options; ``layers`` is ignored and follows from the stacks.
         vocabulary_size: number of token ids.
-        time_embedding: added to the input of the first stack; ``(time) -> [B or 1, 1, D]``. None =
-            no time.
         mask_token: id of the mask token; None = the last id of the vocabulary.
         seed: seed of new parts, and of the votes of their ternary modules.
     """
@@ -377,13 +356,12 @@ class DecoderRack(Rack, Decoder):
         config: DecoderConfig,
         vocabulary_size: int,
         *,
-        time_embedding: nn.Module | None = None,
         mask_token: int | None = None,
         seed: int = 0,
     ) -> None:
         with seeded_birth(seed, "rack"):
             super().__init__(config, vocabulary_size, blocks=Stacks())
-        self._become_a_rack(time_embedding, mask_token, seed)
+        self._become_a_rack(mask_token, seed)
         self._seed_new_votes(())
 
     def forward(
@@ -419,7 +397,6 @@ def as_rack(
     model: Transformer,
     *,
     precision: Precision,
-    time_embedding: nn.Module | None = None,
     mask_token: int | None = None,
     seed: int = 0,
 ) -> Rack:
@@ -428,8 +405,6 @@ def as_rack(
     Args:
         model: not to be used by itself afterwards.
         precision: format of its linears: full or ternary.
-        time_embedding: added to the input of the first stack; ``(time) -> [B or 1, 1, D]``. None =
-            no time.
         mask_token: id of the mask token; None = the last id of the vocabulary.
         seed: seed of new parts, and of the votes of their ternary modules.
 
@@ -448,7 +423,7 @@ def as_rack(
     rack = rack_class.__new__(rack_class)
     rack.__dict__.update({**model.__dict__, "_modules": dict(model._modules)})
     rack._modules["blocks"] = Stacks()
-    rack._become_a_rack(time_embedding, mask_token, seed)
+    rack._become_a_rack(mask_token, seed)
     rack._insert(0, Stack(0, model.blocks, model.config, precision=precision))
     return rack
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from arb_ternary.errors import ConfigError, UsageProblem, nearest
+from arb_ternary.errors import ConfigError, UsageProblem
 from arb_ternary.specs import resolve
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def time_step_for_stack(
 
     Raises:
         UsageProblem: there is no such stack.
-        ConfigError: the mapping is unknown, or the function is missing or returns no time step.
+        ConfigError: the function is missing or returns no time step.
     """
     _check_stack(stack_idx, final_depth)
     last = num_time_steps - 1
@@ -112,13 +112,6 @@ def time_step_for_stack(
         return _custom_step(stack_idx, max_stacks or final_depth, num_time_steps, custom)
     if mapping == "time_per_stack":
         return min(stack_idx * time_per_stack, last)
-    if mapping not in get_args(TimeMapping):
-        close = nearest(str(mapping), get_args(TimeMapping))
-        raise ConfigError(
-            f"stack_time_mapping: must be one of {', '.join(get_args(TimeMapping))}, not "
-            f"{mapping!r}",
-            f"did you mean {close!r}?" if close else "",
-        )
     if final_depth == 1:
         return last
     if mapping == "linear":

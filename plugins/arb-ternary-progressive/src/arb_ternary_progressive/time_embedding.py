@@ -5,13 +5,13 @@ Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``E`` features of the time 
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Final
 
 import torch
 from attrs import evolve
 from torch import Tensor, nn
 
-from arb_ternary.errors import ConfigError, UsageProblem, nearest
+from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.config import TimeEncoding
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear, make_embedding, make_linear
@@ -43,14 +43,11 @@ class TimeEmbedding(nn.Module):
     the other.
 
     Args:
-        dim: features of the encoding, ``E``.
+        dim: features of the encoding, ``E``, even for a sinusoid.
         kind: ``sinusoidal`` or ``learned``.
         width: features of the residual stream, ``D``.
         num_time_steps: rows of the table.
         config: makes table and linear ternary if the model's embedding is; None = float32.
-
-    Raises:
-        ConfigError: the kind is unknown, or a sinusoid has an odd number of features.
     """
 
     def __init__(
@@ -63,17 +60,6 @@ class TimeEmbedding(nn.Module):
         config: DecoderConfig | None = None,
     ) -> None:
         super().__init__()
-        if kind not in get_args(TimeEncoding):
-            close = nearest(str(kind), get_args(TimeEncoding))
-            raise ConfigError(
-                f"time_encoding_type: must be sinusoidal or learned, not {kind!r}",
-                f"did you mean {close!r}?" if close else "",
-            )
-        if kind == "sinusoidal" and dim % 2:
-            raise ConfigError(
-                f"time_embedding_dim: must be even for a sinusoidal encoding, half sines and half "
-                f"cosines, not {dim}"
-            )
         self.dim = dim
         self.kind = kind
         self.width = width
