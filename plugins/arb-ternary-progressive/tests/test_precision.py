@@ -22,7 +22,7 @@ from arb_ternary_progressive.precision import (
     dense_weight,
     store_block,
 )
-from arb_ternary_progressive.stack import Stack
+from arb_ternary_progressive.stack import Stack, count_learning
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear
@@ -56,7 +56,7 @@ def test_a_float_stack_stores_parameters_of_its_dtype(
     assert len(linears(stack)) == 6
     assert {parameter.dtype for parameter in stack.parameters()} == {dtype}
     assert sum(each.nbytes for each in stack.parameters()) == bytes_a_weight * WEIGHTS
-    assert stack.count() == (WEIGHTS, WEIGHTS)
+    assert (stack.count(), count_learning(stack)) == (WEIGHTS, WEIGHTS)
     full = stack_of("full").state_dict()
     for name, value in stack.state_dict().items():
         assert torch.equal(value, full[name].to(dtype)), name
@@ -68,7 +68,7 @@ def test_a_four_bit_stack_stores_codes_and_block_scales(precision: str) -> None:
     assert list(stack.parameters()) == []
     # Half a byte per weight, a byte per 16 weights, and 4 bytes per matrix.
     assert sum(each.nbytes for each in stack.buffers()) == WEIGHTS // 2 + WEIGHTS // 16 + 6 * 4
-    assert stack.count() == (WEIGHTS, 0)
+    assert (stack.count(), count_learning(stack)) == (WEIGHTS, 0)
     full = dict(stack_of("full").named_modules())
     for name, module in stack.named_modules():
         if isinstance(module, NVFP4Linear):
@@ -82,7 +82,7 @@ def test_a_ternary_stack_has_the_cores_linears() -> None:
     stack = stack_of("ternary")
     assert list(stack.parameters()) == []
     assert all(isinstance(linear, TernaryLinear) for linear in linears(stack))
-    assert stack.count() == (WEIGHTS, WEIGHTS)
+    assert (stack.count(), count_learning(stack)) == (WEIGHTS, WEIGHTS)
 
 
 def test_a_ternary_base_of_qlora_never_learns() -> None:

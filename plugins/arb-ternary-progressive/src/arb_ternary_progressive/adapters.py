@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, get_args
+from typing import get_args
 
 import torch
-from attrs import asdict, frozen
+from attrs import frozen
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem
@@ -70,10 +70,6 @@ class AdapterSpec:
         if self.dtype not in get_args(AdapterDtype):
             names = ", ".join(get_args(AdapterDtype))
             raise UsageProblem(f"adapter: dtype must be one of {names}, not {self.dtype!r}")
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return numbers and text, for a checkpoint."""
-        return asdict(self)
 
 
 class Adapter(nn.Module):

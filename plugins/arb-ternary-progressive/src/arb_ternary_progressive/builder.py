@@ -15,7 +15,13 @@ from arb_ternary_progressive.config import BuildingMode, GrowthConfig, Precision
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import DecoderRack, Rack, as_rack
 from arb_ternary_progressive.rack_storage import load_rack, write_rack
-from arb_ternary_progressive.stack import Stack, check_precision, seeded_birth, stack_adapter
+from arb_ternary_progressive.stack import (
+    Stack,
+    check_precision,
+    count_learning,
+    seeded_birth,
+    stack_adapter,
+)
 from arb_ternary_progressive.stackwise import ModelConfig, StackWiseConfig
 from arb_ternary_progressive.time_embedding import TimeEmbedding
 from arb_ternary_text.models.transformer import Transformer
@@ -311,15 +317,14 @@ class ProgressiveRackBuilder:
         entries: list[dict[str, Any]] = []
         for position, stack in enumerate(rack.ordered_stacks):
             described = stack.describe()
-            counts = stack.count()
             entries.append(
                 {
                     "position": position,
                     "stack_id": described.pop("id"),
                     "n_blocks": described.pop("blocks"),
                     **described,
-                    "parameters": counts.parameters,
-                    "trainable_parameters": counts.trainable,
+                    "parameters": stack.count(),
+                    "trainable_parameters": count_learning(stack),
                 }
             )
         return {

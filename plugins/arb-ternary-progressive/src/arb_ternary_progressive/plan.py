@@ -21,7 +21,6 @@ from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.config.choice import PhaseChoice
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import (
-    Trainable,
     build_optimizer,
     collect_trainable,
     may_refuse,
@@ -41,6 +40,7 @@ from arb_ternary_progressive.masking import TimeStepMasking
 from arb_ternary_progressive.phase import as_growable
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
+from arb_ternary_progressive.stack import count_learning
 from arb_ternary_progressive.time import step_of_time, time_of_step
 from arb_ternary_train.activation_cache import encode
 from arb_ternary_train.audit import audit
@@ -243,7 +243,7 @@ class GrowthPlan:
             optimizer=planned_state_bytes(optimizer),
             activations=activations,
             parameters=audit(rack).parameters,
-            trainable=_trainable_numbers(collect_trainable(rack)),
+            trainable=count_learning(rack),
         )
         rack.zero_grad()
         for _, module in ternary_modules(rack):
@@ -345,13 +345,6 @@ def _stored_bytes(rack: Rack) -> tuple[int, int]:
                 gradients += tensor.nbytes
         gradients += sum(tensor.nbytes for tensor in (module.kept_votes or {}).values())
     return sum(weights.values()), gradients
-
-
-def _trainable_numbers(trainable: Trainable) -> int:
-    total = sum(parameter.numel() for parameter in trainable.floats.values())
-    for ternary in trainable.ternary.values():
-        total += ternary.shape.out_features * ternary.shape.in_features
-    return total
 
 
 def kept_for_backward(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:

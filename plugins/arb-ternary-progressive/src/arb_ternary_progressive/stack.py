@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
+from attrs import asdict
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem, nearest
+from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_progressive.adapters import (
     STACK,
@@ -25,17 +27,11 @@ from arb_ternary_progressive.stackwise import StackWiseConfig
 from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_train.audit import audit
 from arb_ternary_train.seeding import derive_seed
 
 #: The parts of a stack that learn.
 Learning: TypeAlias = Literal["all", "adapters", "nothing"]
-
-
-class Counts(NamedTuple):
-    """Weights of a stack, and how many of them learn."""
-
-    parameters: int
-    trainable: int
 
 
 class Stack(nn.Module):
@@ -166,20 +162,10 @@ class Stack(nn.Module):
 
     # --- description
 
-    def count(self) -> Counts:
+    def count(self) -> int:
         """Return the number of its weights, in whatever format they are stored."""
-        parameters = sum(parameter.numel() for parameter in self.parameters())
-        trainable = sum(
-            parameter.numel() for parameter in self.parameters() if parameter.requires_grad
-        )
-        for module in self.modules():
-            if isinstance(module, TernaryModule):
-                size = module.shape.out_features * module.shape.in_features
-                parameters += size
-                trainable += 0 if module.frozen else size
-            elif isinstance(module, NVFP4Linear):
-                parameters += module.out_features * module.in_features
-        return Counts(parameters, trainable)
+        packed = [part for part in self.modules() if isinstance(part, NVFP4Linear)]
+        return audit(self).parameters + sum(part.out_features * part.in_features for part in packed)
 
     def describe(self) -> dict[str, Any]:
         """Return what is needed to make a stack of the same structure: numbers and text."""
@@ -191,7 +177,7 @@ class Stack(nn.Module):
             "learning": self.learning,
             # A list, because the order in which adapters are added to the output decides its
             # last bit.
-            "adapters": [{"set": name, **spec.to_plain()} for name, spec in self._adapters.items()],
+            "adapters": [{"set": name, **asdict(spec)} for name, spec in self._adapters.items()],
         }
 
     # --- by itself
@@ -233,6 +219,15 @@ def check_precision(precision: str) -> Precision:
         f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}",
         f"did you mean {close!r}?" if close else "",
     )
+
+
+def count_learning(module: nn.Module) -> int:
+    """Return how many weights of ``module`` learn."""
+    trainable = collect_trainable(module)
+    total = sum(parameter.numel() for parameter in trainable.floats.values())
+    for ternary in trainable.ternary.values():
+        total += ternary.shape.out_features * ternary.shape.in_features
+    return total
 
 
 def set_learning(module: nn.Module, learns: bool) -> None:
