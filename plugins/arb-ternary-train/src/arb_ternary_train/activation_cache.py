@@ -259,12 +259,6 @@ class ActivationCache:
         self._used = {"memory": 0, "disk": 0}
         self._lock.close()
 
-    def remove(self) -> None:
-        """Close the cache and delete its folder."""
-        self.close()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
     def __enter__(self) -> ActivationCache:
         return self
 

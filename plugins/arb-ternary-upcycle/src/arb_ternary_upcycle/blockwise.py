@@ -111,20 +111,14 @@ class BlockwisePhase:
         if not config.cache_teacher_outputs:
             yield Streams(student, teacher, config.distill_target)
             return
-        rank = context.world.rank
-        caches = context.directory / "cache"
-        phase = f"phase-{context.phase_index}"
-        # Each rank has a cache of its own; the first has that of a run in one process.
-        folder = caches / (f"{phase}-rank-{rank}" if rank else phase)
+        folder = context.directory / "cache" / f"phase-{context.phase_index}"
+        own = folder / f"rank-{context.world.rank}"
         computed_by = f"{teacher.model.digest} {config.teacher_dtype} {context.device}"
-        with ActivationCache(config.cache_memory, folder, note=context.note) as cache:
+        with ActivationCache(config.cache_memory, own, note=context.note) as cache:
             yield Streams(student, teacher, config.distill_target, cache, computed_by)
-        cache.remove()
         context.world.barrier()
         if context.world.is_main:
-            # The run may have had more ranks before it was stopped.
-            for left in caches.glob(f"{phase}-rank-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _make_probe(
         self, context: TrainingContext, student: Decoder, teacher: Teacher
