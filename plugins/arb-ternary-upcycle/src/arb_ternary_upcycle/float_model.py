@@ -89,7 +89,7 @@ def neutral_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 class FloatModel:
-    """A float decoder on disk. Blocks and logits are float32, whatever the files hold.
+    """A float decoder on disk. Blocks are float32, whatever the file holds.
 
     Embedding, final norm and head are read at their first use and stay in memory, in the number
     format of the files.
@@ -184,11 +184,6 @@ class FloatModel:
     def normed(self, x_BSD: Tensor) -> Tensor:
         """Apply the final norm, in float32."""
         return rms_norm(x_BSD, self.config.norm_eps) * _wide(self._end("final_norm", x_BSD.device))
-
-    @torch.no_grad()
-    def logits(self, x_BSD: Tensor) -> Tensor:
-        """Apply final norm and head: float32 ``[B, S, V]``."""
-        return F.linear(self.normed(x_BSD), _wide(self.head(x_BSD.device)))
 
     def head(self, device: torch.device) -> Tensor:
         """Return the matrix of the head, ``[V, D]`` in the number format of the files."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attrs import define
+
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_upcycle.folding import Basis, untied
 from arb_ternary_upcycle.rotation import random_rotation
@@ -16,13 +18,13 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 
+@define(eq=False)
 class FoldRotatePhase(StagePhase):
     """Writes the teacher's weights in another basis."""
 
     name = "fold_rotate"
 
-    def __init__(self, config: FoldRotateConfig) -> None:
-        self.config = config
+    config: FoldRotateConfig
 
     def prepare(self, context: TrainingContext) -> Stage:
         """See ``StagePhase``."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from attrs import define
+
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.data.tokenizers import Tokenizer, from_json
 from arb_ternary_train.capabilities import attachments, baselines
@@ -30,13 +32,13 @@ _LONGEST = 256
 _COMPARED = 2048
 
 
+@define(eq=False)
 class LoadTeacherPhase(StagePhase):
     """Reads the teacher, compares it with data and student, writes the stage, tests its loss."""
 
     name = "load_teacher"
 
-    def __init__(self, config: LoadTeacherConfig) -> None:
-        self.config = config
+    config: LoadTeacherConfig
 
     def prepare(self, context: TrainingContext) -> Stage:
         """See ``StagePhase``."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
-from attrs.validators import in_, instance_of
 
 from arb_ternary.config.options import (
     LARGEST_INT64,
@@ -82,16 +81,12 @@ class FoldRotateConfig:
     fold: bool = option(
         True,
         "multiply the gains of norms into the linears that read them",
-        validator=instance_of(bool),
     )
     rotate: bool = option(
         True,
         "rotate the residual stream by a random orthogonal matrix",
-        validator=instance_of(bool),
     )
-    rotate_values: bool = option(
-        True, "rotate each value head by one, too", validator=instance_of(bool)
-    )
+    rotate_values: bool = option(True, "rotate each value head by one, too")
     seed: int | None = option(
         None,
         "seed of the rotations; null = the run's seed",
@@ -140,7 +135,6 @@ class SurgeryConfig:
         "svd",
         "queries and keys: svd = the teacher's in fewer features; random = drawn at random; fresh "
         "= drawn at random, values and output too",
-        validator=in_(("svd", "random", "fresh")),
     )
     calibration_tokens: int = option(
         4096,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,9 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import ArbError
-from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel, write_float_model
+from arb_ternary_upcycle.once import OncePhase
 from arb_ternary_upcycle.stage_options import FloatDtype
 
 if TYPE_CHECKING:
@@ -40,15 +40,11 @@ class Stage:
     ends: Callable[[], Mapping[str, Tensor]]
 
 
-class StagePhase(ABC):
+class StagePhase(OncePhase):
     """Writes a float model; the run's own model is not changed.
 
-    A resumed phase writes its stage anew, unless that is complete. Its state is its metrics, once
-    it has them; then nothing is left to do.
+    A resumed phase writes its stage anew, unless that is complete.
     """
-
-    name: str
-    _metrics: Mapping[str, float] | None = None
 
     @abstractmethod
     def prepare(self, context: TrainingContext) -> Stage:
@@ -62,19 +58,14 @@ class StagePhase(ABC):
         """
         return {}
 
-    def run(self, context: TrainingContext) -> PhaseResult:
-        """Write the stage, then judge it; see ``Phase``."""
-        if self._metrics is not None:
-            return PhaseResult(steps=0, metrics=self._metrics)
+    def work(self, context: TrainingContext) -> Mapping[str, float]:
+        """Write the stage, then judge it; see ``OncePhase``."""
         model = self._write(context)
         try:
-            self._metrics = dict(self.judge(context, model))
+            return self.judge(context, model)
         except ArbError:
             (model.path / MODEL_FILE).unlink()
             raise
-        context.mark_progress()
-        context.save_checkpoint()
-        return PhaseResult(steps=0, metrics=self._metrics)
 
     def _write(self, context: TrainingContext) -> FloatModel:
         """Write the stage. What it was made from is out of memory when this returns."""
@@ -100,11 +91,3 @@ class StagePhase(ABC):
         )
         reporter.stop()
         return model
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the metrics, or None in their place before the phase has ended."""
-        return {"metrics": self._metrics}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what is on disk when the phase runs."""
-        self._metrics = state["metrics"]

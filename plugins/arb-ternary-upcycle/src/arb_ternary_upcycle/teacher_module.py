@@ -86,8 +86,6 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def logits(self, x_BSD: Tensor) -> Tensor:
         """Apply final norm and head: ``[..., V]`` in the number format of the matrices."""
-        if not self._narrow:
-            return self.model.logits(x_BSD)
         if self._head is None:
             self._head = self.model.head(self._device).to(self._dtype)
         return F.linear(self.model.normed(x_BSD).to(self._dtype), self._head)

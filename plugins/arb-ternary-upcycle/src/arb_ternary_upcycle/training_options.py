@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
 from attrs import frozen
-from attrs.validators import and_, gt, in_, lt
+from attrs.validators import and_, gt, lt
 
 from arb_ternary.config.options import (
     LARGEST_INT64,
@@ -56,7 +56,6 @@ class TeacherOptions:
         "float32",
         "number format of the teacher's matrices in memory and of their products; its residual "
         "stream is float32",
-        validator=in_(("float32", "bfloat16")),
         active_when=_READS_TEACHER,
     )
 

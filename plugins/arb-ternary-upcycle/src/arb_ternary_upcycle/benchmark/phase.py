@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import define
 
 from arb_ternary.config.fields import to_plain
-from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.machine import processor_name
 from arb_ternary_upcycle.benchmark.config import BenchmarkConfig
 from arb_ternary_upcycle.benchmark.latency import measure_latency
 from arb_ternary_upcycle.benchmark.memory import measure_memory
+from arb_ternary_upcycle.once import OncePhase
 from arb_ternary_upcycle.report.contents import MEASUREMENTS
 from arb_ternary_upcycle.report.writing import write_report
 from arb_ternary_upcycle.store import Store
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 
-class BenchmarkPhase:
+@define(eq=False)
+class BenchmarkPhase(OncePhase):
     """Measures, and writes ``RUN/report``.
 
     Each measurement is kept in ``RUN/report/measurements`` once it is complete; after a kill only
@@ -39,28 +40,9 @@ class BenchmarkPhase:
 
     name = "benchmark"
 
-    def __init__(self, config: BenchmarkConfig) -> None:
-        self.config = config
-        self._metrics: dict[str, float] | None = None
+    config: BenchmarkConfig
 
-    def run(self, context: TrainingContext) -> PhaseResult:
-        """Measure what has not been measured; see ``Phase``."""
-        if self._metrics is None:
-            self._metrics = self._measure(context)
-            context.record("benchmark", self._metrics)
-            context.mark_progress()
-        context.save_checkpoint()
-        return PhaseResult(steps=0, metrics=self._metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the metrics, once everything is measured; until then, measurements are on disk."""
-        return {"metrics": self._metrics}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
-        self._metrics = state["metrics"]
-
-    def _measure(self, context: TrainingContext) -> dict[str, float]:
+    def work(self, context: TrainingContext) -> dict[str, float]:
         """Measure, write the report, and return the numbers that do not depend on the machine."""
         config = self.config
         pair = open_pair(context, config.teacher)
@@ -94,6 +76,7 @@ class BenchmarkPhase:
         self._run_models(context, pair, measured)
         page = write_report(context.directory)
         context.note(f"{page}: the report")
+        context.record("benchmark", metrics)
         return metrics
 
     def _run_models(self, context: TrainingContext, pair: Pair, measured: Store) -> None:

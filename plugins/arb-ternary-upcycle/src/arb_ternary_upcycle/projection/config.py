@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import frozen
-from attrs.validators import in_
 
 from arb_ternary.config.options import (
     LARGEST_INT64,
@@ -42,7 +41,6 @@ class ProjectionConfig:
         "absmean = powers of two nearest to the mean size; ls = least squared error; gptq = the "
         "next columns compensate for each column's error; gptq_cd = gptq, then coordinate descent: "
         "each weight becomes the best one given all others",
-        validator=in_(("absmean", "ls", "gptq", "gptq_cd")),
     )
     correction: bool = option(
         True, "weights compensate for the errors of earlier layers in their inputs"
@@ -58,7 +56,6 @@ class ProjectionConfig:
         "auto",
         "round columns from the strongest input to the weakest; auto = for each row whichever "
         "order leaves less error",
-        validator=in_(("auto", "always", "never")),
         active_when=when("policy", "gptq", "gptq_cd"),
     )
     descent_passes: int = option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve
+from attrs import define, evolve
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 
+@define(eq=False)
 class SurgeryPhase(StagePhase):
     """Gives the newest float model of the run the student's decoupled attention."""
 
     name = "surgery"
 
-    def __init__(self, config: SurgeryConfig) -> None:
-        self.config = config
+    config: SurgeryConfig
 
     def prepare(self, context: TrainingContext) -> Stage:
         """See ``StagePhase``."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from attrs import define
+
 from arb_ternary.errors import DataError
 from arb_ternary_text.data.tokenizers import attached_tokenizer
 from arb_ternary_text.models.decoder import Decoder
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 
+@define(eq=False)
 class EvalCheck:
     """Has both models answer the same tasks, one model after the other."""
 
-    def __init__(self, config: EvalConfig) -> None:
-        self.config = config
+    config: EvalConfig
 
     def check(self, context: TrainingContext) -> CheckResult:
         """See ``Check``; the report has the results of each task."""

@@ -49,6 +49,7 @@ class Difference:
         return {"mean_l1": self.total / max(1, self.count), "max_l1": self.largest}
 
 
+@define(eq=False)
 class CompareCheck:
     """Compares the outputs of the attention layers, and the logits, on held-out text.
 
@@ -56,8 +57,7 @@ class CompareCheck:
     of the layers before it.
     """
 
-    def __init__(self, config: CompareConfig) -> None:
-        self.config = config
+    config: CompareConfig
 
     def check(self, context: TrainingContext) -> CheckResult:
         """See ``Check``; the report has the differences of every layer."""

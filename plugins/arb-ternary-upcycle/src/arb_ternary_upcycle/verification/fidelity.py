@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, define, frozen
 from torch import Tensor
 
 from arb_ternary.protocols.data import MaskedBatch
@@ -82,11 +82,11 @@ def _sums(teacher_MV: Tensor, student_MV: Tensor, targets_M: Tensor) -> Tensor:
     return torch.stack([teacher_loss, student_loss, divergence, same]).cpu()
 
 
+@define(eq=False)
 class FidelityCheck:
     """Judges the difference of the losses, and its exponential, the ratio of perplexities."""
 
-    def __init__(self, config: FidelityConfig) -> None:
-        self.config = config
+    config: FidelityConfig
 
     def check(self, context: TrainingContext) -> CheckResult:
         """See ``Check``."""

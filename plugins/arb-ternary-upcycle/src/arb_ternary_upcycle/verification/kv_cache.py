@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from attrs import define
 
 from arb_ternary_text.models.attention import make_positions
 from arb_ternary_text.models.cache import KeyValueCache
@@ -41,11 +42,11 @@ def teacher_bytes_per_token(model: FloatModel) -> int:
     return config.layers * cache.bytes_per_token()
 
 
+@define(eq=False)
 class KvCacheCheck:
     """Compares the caches of teacher and student in the number formats that this program uses."""
 
-    def __init__(self, config: KvCacheConfig) -> None:
-        self.config = config
+    config: KvCacheConfig
 
     def check(self, context: TrainingContext) -> CheckResult:
         """See ``Check``."""
