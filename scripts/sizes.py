@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
-#: Largest number of AST nodes by package, in thousands. A change that needs more raises its line
-#: here, where a reviewer sees it.
+#: Largest number of AST nodes by package, in thousands. A change that needs more gives something
+#: else in the package up first.
 BUDGETS = {
     "core": 62,
     "arb-ternary-train": 67.9,
@@ -51,11 +51,13 @@ BUDGETS = {
 }
 #: The same for ``benchmarks``, which is not installed and not part of the total.
 BENCHMARKS = 30
-#: Largest number of AST nodes of all packages together, in thousands.
+#: Largest number of AST nodes of all packages together, in thousands. It only falls.
 TOTAL = 706
-#: Most AST nodes per code line of a package.
-DENSITY = 9.0
-DENSITIES = {"benchmarks": 9.1, "core": 9.1, "arb-ternary-tilelang": 9.2, "arb-ternary-train": 8.5}
+#: Most AST nodes per code line of all packages together, and of one of them.
+DENSITY = 8.6
+DENSEST = 9.1
+#: Mostly kernels, which are formulas.
+DENSITIES = {"arb-ternary-tilelang": 9.3}
 
 
 class Size(NamedTuple):
@@ -109,6 +111,7 @@ def main() -> int:
     """Print the table; with ``--check`` return 1 if a package exceeds its budget."""
     sizes = packages()
     total = sum(size.nodes for size in sizes.values())
+    density = Size(total, sum(size.lines for size in sizes.values())).density
     sizes["benchmarks"] = measure(ROOT / "benchmarks")
     budgets = {**BUDGETS, "benchmarks": BENCHMARKS}
     faults = []
@@ -121,10 +124,12 @@ def main() -> int:
             faults.append(f"{name} has no budget: add one to {Path(__file__).name}")
         elif size.nodes > budget * 1000:
             faults.append(f"{name} has {size.nodes:,} AST nodes, its budget is {shown}")
-        densest = DENSITIES.get(name, DENSITY)
+        densest = DENSITIES.get(name, DENSEST)
         if size.density > densest:
             faults.append(f"{name} has {size.density:.1f} nodes per code line, more than {densest}")
-    print(f"{'together':28} {total:8,} {TOTAL * 1000:8,}")
+    print(f"{'together':28} {total:8,} {TOTAL * 1000:8,} {'':10} {density:10.1f}")
+    if density > DENSITY:
+        faults.append(f"all packages have {density:.2f} nodes per code line, more than {DENSITY}")
     if total > TOTAL * 1000:
         faults.append(f"all packages together have {total:,} AST nodes, more than {TOTAL * 1000:,}")
     if "--check" not in sys.argv[1:]:
