@@ -389,6 +389,15 @@ def test_doctor_reports_a_torch_that_cannot_be_imported(install_plugin, monkeypa
     assert report.err.startswith("error: torch cannot be imported: ModuleNotFoundError")
 
 
+def test_the_report_is_markdown_with_every_distribution(install_plugin, capsys):
+    text = printed(capsys, "doctor", "--report")
+
+    assert text.startswith("```text\narb ")
+    assert text.endswith("\n```\n")
+    assert f"{version('pytest')}\n" in text
+    assert "\npytest " not in printed(capsys, "doctor")
+
+
 # --- tables
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,11 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @click.command()
 @device_option
+@click.option(
+    "--report", is_flag=True, help="Print a Markdown report with every installed distribution."
+)
 @as_json
-def doctor(device: str, as_json: bool) -> int:
+def doctor(device: str, report: bool, as_json: bool) -> int:
     """Say what works here and what does not.
 
     Exits with 2 if the environment names something unknown, with 3 if it names something that
@@ -52,7 +54,7 @@ def doctor(device: str, as_json: bool) -> int:
             "platform": platform.platform(),
         },
         "torch": torch,
-        "distributions": _versions(),
+        "distributions": _versions(every=report),
         "plugins": [record.to_json() for record in manager().records],
         "backend": backend,
         "backends": describe_backends(device),
@@ -80,7 +82,9 @@ def doctor(device: str, as_json: bool) -> int:
             "pages": _pages_line(facts["huge_pages"]),
             "disk": f"{disk.free / 2**30:.1f} GiB free of {disk.total / 2**30:.1f} in {folder}",
         }
+        click.echo("```text\n" if report else "", nl=False)
         _print_text(lines, facts)
+        click.echo("```\n" if report else "", nl=False)
     for problem in problems:
         click.echo(render(problem), err=True)
     return min((problem.exit_code for problem in problems), default=0)
@@ -159,17 +163,19 @@ def _backend(device: str, problems: list[ArbError]) -> tuple[dict[str, Any], str
     return facts, f"{name} on {device}, {source}: {facts['reason']}"
 
 
-def _versions() -> dict[str, str]:
-    """Return the versions of the distributions that matter."""
+def _versions(*, every: bool) -> dict[str, str]:
+    """Return the versions of the distributions that matter, or of all."""
+    found: dict[str, str] = {}
+    for each in distributions():
+        if each.name:
+            found.setdefault(each.name, each.version)  # the first on the path is imported
+    if every:
+        return dict(sorted(found.items(), key=lambda item: item[0].lower()))
     wanted = [*_LIBRARIES]
     for component in manager().registry.everything():
         wanted.extend(component.spec.libraries)
-    wanted.extend(record.distribution for record in manager().records if record.distribution)
-    found: dict[str, str] = {}
-    for name in wanted:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    wanted.extend(record.distribution or "" for record in manager().records)
+    return {name: found[name] for name in dict.fromkeys(wanted) if name in found}
 
 
 def _print_text(lines: dict[str, str], facts: dict[str, Any]) -> None:
