@@ -23,36 +23,36 @@ ROOT = Path(__file__).parents[1]
 #: Largest number of AST nodes by package, in thousands. A change that needs more gives something
 #: else in the package up first.
 BUDGETS = {
-    "core": 62,
-    "arb-ternary-train": 67.9,
-    "arb-ternary-distributed": 24,
-    "arb-ternary-interchange": 55.5,
-    "arb-ternary-chat": 8.5,
+    "core": 61.2,
+    "arb-ternary-train": 67.7,
+    "arb-ternary-distributed": 18,
+    "arb-ternary-interchange": 51.8,
+    "arb-ternary-chat": 7.7,
     "arb-ternary-evals": 3.6,
-    "arb-ternary-manifests": 15.8,
-    "arb-ternary-text": 62.2,
-    "arb-ternary-track": 5.1,
-    "arb-ternary-trainers": 14,
-    "arb-ternary-upcycle": 52.3,
-    "arb-ternary-progressive": 38.6,
-    "arb-ternary-orchestrator": 26.8,
-    "arb-ternary-testing": 34.6,
-    "arb-ternary-votes": 10.6,
-    "arb-ternary-gqc": 9.8,
-    "arb-ternary-qat": 5.9,
-    "arb-ternary-serve": 20.3,
-    "arb-ternary-signgsd": 3.5,
-    "arb-ternary-vision": 19.8,
-    "arb-ternary-audio": 10.1,
-    "arb-ternary-diffusion": 11.6,
-    "arb-ternary-cpu": 15.9,
-    "arb-ternary-triton": 46.2,
-    "arb-ternary-tilelang": 32,
+    "arb-ternary-manifests": 15.6,
+    "arb-ternary-text": 61.4,
+    "arb-ternary-track": 5,
+    "arb-ternary-trainers": 13.9,
+    "arb-ternary-upcycle": 48.1,
+    "arb-ternary-progressive": 30.5,
+    "arb-ternary-orchestrator": 25.5,
+    "arb-ternary-testing": 32.1,
+    "arb-ternary-votes": 10,
+    "arb-ternary-gqc": 9.3,
+    "arb-ternary-qat": 2,
+    "arb-ternary-serve": 18.5,
+    "arb-ternary-signgsd": 3.4,
+    "arb-ternary-vision": 19.2,
+    "arb-ternary-audio": 9.6,
+    "arb-ternary-diffusion": 10.5,
+    "arb-ternary-cpu": 15.2,
+    "arb-ternary-triton": 37.2,
+    "arb-ternary-tilelang": 27,
 }
 #: The same for ``benchmarks``, which is not installed and not part of the total.
 BENCHMARKS = 30
 #: Largest number of AST nodes of all packages together, in thousands. It only falls.
-TOTAL = 706
+TOTAL = 603
 #: Most AST nodes per code line of all packages together, and of one of them.
 DENSITY = 8.6
 DENSEST = 9.1
