@@ -34,6 +34,7 @@ def service() -> Iterator[None]:
     """End wandb's process after the test: its address is in the environment."""
     yield
     processes = [each for each in gc.get_objects() if type(each) is subprocess.Popen]
+    processes = [each for each in processes if "wandb" in str(each.args)]
     with suppress(ConnectionError):
         wandb.teardown()
     os.environ.pop("WANDB_SERVICE", None)
