@@ -29,12 +29,6 @@ class VoteCall(NamedTuple):
     op: Literal["apply_votes", "apply_scaled_votes", "apply_exponent_votes"]
     settings: tuple[int, ...]
 
-    def run(self) -> Tensor:
-        """Make the call; return the number of changes, an int64 scalar."""
-        if self.op == "apply_exponent_votes":
-            return self.module.apply_exponent_votes(*self.settings)
-        return self.module.apply_votes(self.op, *self.settings)
-
 
 def apply_votes(calls: Sequence[VoteCall]) -> list[Tensor]:
     """Make calls of the same or several ops, each of another module.
@@ -54,9 +48,13 @@ def apply_votes(calls: Sequence[VoteCall]) -> list[Tensor]:
             modules = [call.module for call in alike]
             counts = _run_together(op, backend, modules, [call.settings for call in alike])
             changed.update(zip(modules, counts, strict=True))
-    for call in calls:
-        if call.module not in changed:
-            changed[call.module] = call.run()
+    for module, op, settings in calls:
+        if module in changed:
+            continue
+        if op == "apply_exponent_votes":
+            changed[module] = module.apply_exponent_votes(*settings)
+        else:
+            changed[module] = module.apply_votes(op, *settings)
     return [changed[call.module] for call in calls]
 
 
