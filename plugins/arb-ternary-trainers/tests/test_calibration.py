@@ -183,7 +183,7 @@ def test_a_failure_within_calibration_leaves_the_float_model() -> None:
 
 
 def test_without_its_package_gptq_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "arb_ternary_trainers.calibration")
+    monkeypatch.delitem(sys.modules, "arb_ternary_trainers.calibration", raising=False)
     monkeypatch.setitem(sys.modules, "arb_ternary_upcycle.projection.solve", None)
     with pytest.raises(EnvironmentProblem) as caught:
         arb_ternary.ternarize(Two(), init="gptq", calibration=[inputs(16, 64)])
