@@ -17,7 +17,7 @@ from arb_ternary.counters.hashing import MICRO, STEP
 from arb_ternary.optim.protocol import StepOutcome, copied_attributes
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
-from arb_ternary.ternary.vote_calls import VoteCall, apply_votes
+from arb_ternary.ternary.vote_calls import VoteCall, apply_together
 
 
 def is_finite(value: Tensor | float | None) -> bool:
@@ -239,12 +239,18 @@ class TernaryOptimizer(Optimizer):
                     exponent_calls.append(VoteCall(module, "apply_exponent_votes", settings))
 
         # Exponents move first: their votes were taken on the trits before the flips.
-        moves = apply_votes(exponent_calls)
-        flips = apply_votes([VoteCall(each, how.kernel, how.settings) for each, how in updates])
+        moved = apply_together(exponent_calls)
+        for call in exponent_calls:
+            if call.module not in moved:
+                moved[call.module] = call.module.apply_exponent_votes(*call.settings)
+        counts = apply_together([VoteCall(each, how.kernel, how.settings) for each, how in updates])
         for module, update in updates:
+            if module not in counts:
+                counts[module] = module.apply_votes(update.kernel, *update.settings)
             if isinstance(module, TernaryLinear):
                 module.apply_bias_votes(update.bias_threshold)
 
+        flips = [counts[module] for module, _ in updates]
         self.exchange.gather_flips(self, flips)
         _count_step([module.control for module in self.modules])
         for module in self.modules:
@@ -253,7 +259,7 @@ class TernaryOptimizer(Optimizer):
                 module.sums.clear()
         self.updates += 1
 
-        changed = to_host([*flips, *moves])
+        changed = to_host([*flips, *moved.values()])
         flipped = dict(zip((module for module, _ in updates), changed, strict=False))
         statistics = self.end_update(flipped)
 

@@ -30,11 +30,12 @@ class VoteCall(NamedTuple):
     settings: tuple[int, ...]
 
 
-def apply_votes(calls: Sequence[VoteCall]) -> list[Tensor]:
-    """Make calls of the same or several ops, each of another module.
+def apply_together(calls: Sequence[VoteCall]) -> dict[TernaryModule, Tensor]:
+    """Make the calls that a backend can combine, each of another module.
 
     Returns:
-        The number of changes of each call, int64 scalars on the device of its module.
+        The number of changes of each module whose call was made, int64 scalars on its device. The
+        caller makes the other calls.
     """
     combined: dict[Any, list[VoteCall]] = {}
     for call in calls:
@@ -48,14 +49,7 @@ def apply_votes(calls: Sequence[VoteCall]) -> list[Tensor]:
             modules = [call.module for call in alike]
             counts = _run_together(op, backend, modules, [call.settings for call in alike])
             changed.update(zip(modules, counts, strict=True))
-    for module, op, settings in calls:
-        if module in changed:
-            continue
-        if op == "apply_exponent_votes":
-            changed[module] = module.apply_exponent_votes(*settings)
-        else:
-            changed[module] = module.apply_votes(op, *settings)
-    return [changed[call.module] for call in calls]
+    return changed
 
 
 def _run_together(
