@@ -97,6 +97,12 @@ def test_a_prompt_beyond_the_context_is_refused() -> None:
     assert check_cases(Timed([0.0], max_length=7), [CASE], "timed")
 
 
+def test_a_format_that_the_model_cannot_keep_is_refused() -> None:
+    options = {"device": torch.device("cpu"), "repetitions": 1, "advance": lambda: None}
+    with pytest.raises(UsageProblem, match="not as 'int8'"):
+        measure(Timed([0.0]), CASE, cache="int8", **options)
+
+
 def test_a_model_without_a_cache_is_refused() -> None:
     with pytest.raises(UsageProblem, match="'linear' does not write tokens"):
         check_cases(torch.nn.Linear(2, 2), [CASE], "linear")

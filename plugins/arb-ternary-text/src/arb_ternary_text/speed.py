@@ -20,7 +20,7 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 from arb_ternary_text.models.experts import Experts
-from arb_ternary_text.models.generate import CachedModel, cache_format
+from arb_ternary_text.models.generate import CachedModel, cache_format, cache_maker
 from arb_ternary_text.models.parts import TiedHead
 
 #: Bytes of the buffer that is read to measure the bandwidth: more than caches hold.
@@ -100,9 +100,12 @@ def measure(
         cache: format of keys and values; None: the one that ``arb generate`` takes.
         repetitions: how often prompts are read and tokens written.
         advance: called after each repetition, the first one included.
+
+    Raises:
+        UsageProblem: the model cannot keep keys and values in that format.
     """
     torch.set_num_threads(case.threads)
-    numbers = cache_format(model, cache)
+    new_cache = cache_maker(model, cache_format(model, cache), case.batch)
     generator = torch.Generator().manual_seed(0)
     size = (case.batch, case.prompt)
     prompt_BS = torch.randint(model.vocabulary_size, size, generator=generator).to(device)
@@ -110,7 +113,7 @@ def measure(
     decode_rates = []
     cached = 0
     for repetition in range(repetitions + 1):
-        keys = _new_cache(model, case.batch, numbers)
+        keys = new_cache()
         begun = time.perf_counter()
         token_B1 = _next_tokens(model, prompt_BS, keys)
         read = time.perf_counter()
@@ -129,15 +132,6 @@ def measure(
         decode_rates=decode_rates,
         bytes_per_token=None if weights is None else weights + cached,
     )
-
-
-def _new_cache(model: Any, batch: int, numbers: CacheNumbers) -> KeyValueCache:
-    made: KeyValueCache
-    if hasattr(model, "cache_numbers"):
-        made = model.new_cache(batch, numbers)
-    else:
-        made = model.new_cache(batch)
-    return made
 
 
 def _next_tokens(model: Any, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor:

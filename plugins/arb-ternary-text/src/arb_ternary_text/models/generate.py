@@ -130,21 +130,23 @@ def cache_format(model: CachedModel, asked: CacheNumbers | None) -> CacheNumbers
     return "bfloat16" if "bfloat16" in formats else "float"
 
 
-def cache_maker(model: CachedModel, numbers: CacheNumbers) -> Callable[[], KeyValueCache]:
-    """Return a function that makes an empty cache for one sequence.
+def cache_maker(
+    model: CachedModel, numbers: CacheNumbers, batch_size: int = 1
+) -> Callable[[], KeyValueCache]:
+    """Return a function that makes an empty cache for ``batch_size`` sequences.
 
     Raises:
         UsageProblem: the model cannot make such a cache.
     """
     formats: Collection[str] | None = getattr(model, "cache_numbers", None)
     if formats is None and numbers == "float":
-        return partial(model.new_cache, 1)
+        return partial(model.new_cache, batch_size)
     if formats is None or numbers not in formats:
         raise UsageProblem(
             f"cache: {type(model).__name__} keeps keys and values as "
             f"{' or '.join(formats or ['float'])}, not as {numbers!r}"
         )
-    return partial(model.new_cache, 1, numbers)  # type: ignore[call-arg]
+    return partial(model.new_cache, batch_size, numbers)  # type: ignore[call-arg]
 
 
 def next_token_probabilities(
