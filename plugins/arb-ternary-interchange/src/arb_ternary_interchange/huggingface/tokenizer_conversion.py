@@ -38,7 +38,7 @@ SAVE_AGAIN: Final = (
 
 @frozen
 class ConvertedTokenizer:
-    """What transformers makes of a folder's tokenizer.
+    """Tokenizer that transformers made of a folder.
 
     Attributes:
         definition: the text of a ``tokenizer.json``.
